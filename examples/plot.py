@@ -18,19 +18,15 @@ from matplotlib import pyplot  # noqa: E402
 
 def times(files: list[Path], wanted: set[str]) -> dict[str, dict[int, float]]:
     """Algo -> batch size -> median in microseconds, of the records that passed."""
-    found = defaultdict(dict)
+    medians = defaultdict(dict)
     for file in files:
         for record in json.loads(file.read_text())["records"]:
             size = ((record.get("workload") or {}).get("axes") or {}).get("batch_size")
             chosen = record["algo"] in wanted or wanted == {"copy"}
-            if (
-                record["status"] == "passed"
-                and record.get("timing")
-                and size
-                and chosen
-            ):
-                found[record["algo"]][size] = record["timing"]["median_us"]
-    return found
+            timing = record.get("timing")
+            if record["status"] == "passed" and timing and size and chosen:
+                medians[record["algo"]][size] = timing["median_us"]
+    return medians
 
 
 def main() -> None:
@@ -41,16 +37,16 @@ def main() -> None:
         "--algo", help="only these algos, separated by commas", default=""
     )
     given = parser.parse_args()
-    found = times(given.files, set(filter(None, given.algo.split(","))) | {"copy"})
-    copy = found.pop("copy", {})
-    if not copy or not found:
+    medians = times(given.files, set(filter(None, given.algo.split(","))) | {"copy"})
+    copy = medians.pop("copy", {})
+    if not copy or not medians:
         parser.error(
             "no times of algos and of a copy in these records; make some with `gdn bench`"
         )
 
     figure, axes = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
     axes.axhline(1, color="gray", linestyle="--", label="copy")
-    for algo, by_size in found.items():
+    for algo, by_size in medians.items():
         sizes = sorted(by_size.keys() & copy.keys())
         axes.plot(
             sizes,

@@ -180,9 +180,9 @@ def test_the_example_of_sglang_reads_what_its_benchmark_says(monkeypatch, tmp_pa
 
     monkeypatch.setattr(subprocess, "run", benchmark)
     given.model = tmp_path
-    done = sglang_qwen.asked("gdn", given, theirs)
-    assert (done.replaced, done.fallbacks) == (["decode"], {"decode": 2})
-    (record,) = done.records
+    answer = sglang_qwen.measure("gdn", given, theirs)
+    assert (answer.replaced, answer.fallbacks) == (["decode"], {"decode": 2})
+    (record,) = answer.records
     assert sglang_qwen.sample(record) == (0.5, 2.0, 4.0)
     assert asked[0][-3:] == ["--", "--mem-fraction-static", "0.4"]
     assert asked[0][asked[0].index("--pool") + 1] == "bfloat16"
@@ -254,7 +254,7 @@ def test_the_example_of_vllm_times_the_steps_in_which_all_decode(monkeypatch):
     engine.begun.clear()
     rows = [[1, 2, 3, 4]] * 3
     times = vllm_qwen.serve(llm, rows, [3, 2, 2], at_once=2)
-    start = times.came[0]
+    start = times.arrivals[0]
     assert [x - start for x in times.first] == [1, 2, 4]
     assert [x - start for x in times.last] == [5, 3, 5]
 

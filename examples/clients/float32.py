@@ -20,12 +20,12 @@ def main() -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     of_folder = transformers.Qwen3_5ForCausalLM.from_pretrained
     model = of_folder(sys.argv[1], dtype=torch.float32).to(device).eval()
-    found = []
+    logprobs = []
     for sequence in json.load(sys.stdin):
         ids = torch.tensor([sequence], device=device)
-        every = model(ids, use_cache=False).logits[0, :-1].log_softmax(-1)
-        found.append(every.gather(-1, ids[0, 1:, None])[:, 0].tolist())
-    json.dump(found, sys.stdout)
+        rows = model(ids, use_cache=False).logits[0, :-1].log_softmax(-1)
+        logprobs.append(rows.gather(-1, ids[0, 1:, None])[:, 0].tolist())
+    json.dump(logprobs, sys.stdout)
 
 
 if __name__ == "__main__":

@@ -120,30 +120,30 @@ class Turn(NamedTuple):
     records: list[dict[str, Any]]
 
 
-def asked(kind: str, given: argparse.Namespace, theirs: list[str]) -> Turn:
+def measure(kind: str, given: argparse.Namespace, theirs: list[str]) -> Turn:
     results = given.model / "results.jsonl"
     results.unlink(missing_ok=True)
     command = [sys.executable, __file__, "--turn", kind, "--model", str(given.model)]
     for name in ("layers", "hidden", "heads", "batch", "context", "new", "pool"):
         command += [f"--{name}", str(getattr(given, name))]
     command += ["--", *theirs]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
-    if done.returncode or not results.is_file():
+    process = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+    if process.returncode or not results.is_file():
         raise SystemExit(
-            f"SGLang's benchmark of {kind} has ended: {done.stdout[-2000:]}"
+            f"SGLang's benchmark of {kind} has ended: {process.stdout[-2000:]}"
         )
-    told = {"replaced": "[]", "fallbacks": "{}"}
-    for line in done.stdout.splitlines():
+    counts = {"replaced": "[]", "fallbacks": "{}"}
+    for line in process.stdout.splitlines():
         word, _, rest = line.partition(" ")
-        if word in told:
-            told[word] = rest
+        if word in counts:
+            counts[word] = rest
     lines = results.read_text(encoding="utf-8").splitlines()
-    return Turn(*map(json.loads, told.values()), list(map(json.loads, lines)))
+    return Turn(*map(json.loads, counts.values()), list(map(json.loads, lines)))
 
 
 def sample(record: dict[str, Any]) -> turns.Sample:
-    each = record["median_decode_latency"]
-    return turns.Sample(record["prefill_latency"], each, record["batch_size"] / each)
+    token = record["median_decode_latency"]
+    return turns.Sample(record["prefill_latency"], token, record["batch_size"] / token)
 
 
 def main() -> None:
@@ -162,10 +162,10 @@ def main() -> None:
         given.model = Path(folder)
         save(given, given.model)
         for kind in turns.ORDER:
-            done = asked(kind, given, theirs)
-            replaced = done.replaced or replaced
-            fallbacks.update(done.fallbacks)
-            for record in done.records:
+            answer = measure(kind, given, theirs)
+            replaced = answer.replaced or replaced
+            fallbacks.update(answer.fallbacks)
+            for record in answer.records:
                 name = f"decode {record['batch_size']}x{given.context}"
                 samples[kind].setdefault(name, []).append(sample(record))
                 times[kind][name] = kernels(given, kind, record["batch_size"])

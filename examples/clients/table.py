@@ -35,15 +35,12 @@ def tables(file: Path) -> str:
 def table(record: dict) -> str:
     client = next(name for name in ("vllm", "sglang", "transformers") if name in record)
     about = [f"{record['heads']} heads", f"a {record['pool']} pool"]
-    about += [
-        f"{record['layers']} layers",
-        record["device"],
-        f"torch {record['torch']}",
-    ]
-    named = f"{client} {record[client]} (own prefill: {record['baseline']})"
+    about += [f"{record['layers']} layers", record["device"]]
+    about.append(f"torch {record['torch']}")
+    title = f"{client} {record[client]} (own prefill: {record['baseline']})"
     times = record.get("kernels", {})
     titles = TITLES if times else TITLES[:-2]
-    lines = [f"{named}, {', '.join(about)}; the client's own -> gdn:", ""]
+    lines = [f"{title}, {', '.join(about)}; the client's own -> gdn:", ""]
     lines += [row(titles), "|---" + "|---:" * (len(titles) - 1) + "|"]
     rows = iter(record["rows"])
     for own, ours in zip(rows, rows, strict=True):
@@ -68,8 +65,8 @@ def notes(record: dict) -> list[str]:
     lines = []
     errors = record.get("errors", {"baseline": {}, "gdn": {}})
     for part, own in errors["baseline"].items():
-        both = turned(own, errors["gdn"][part])
-        lines.append(f"- rms error of log-probabilities, {part} tokens: {both}")
+        change = turned(own, errors["gdn"][part])
+        lines.append(f"- rms error of log-probabilities, {part} tokens: {change}")
     if "fallbacks" in record:
         lines.append(f"- calls that fell back: {sum(record['fallbacks'].values())}")
     if "note" in record:

@@ -36,15 +36,15 @@ def models(given: argparse.Namespace) -> dict[str, torch.nn.Module]:
     """The same weights twice: as transformers runs them, and on gdn."""
     config = transformers.Qwen3_5TextConfig(**turns.model_config(given))
     torch.manual_seed(0)
-    made: dict[str, torch.nn.Module] = {}
+    models: dict[str, torch.nn.Module] = {}
     for kind in turns.KINDS:
         with torch.device(given.device):
             model = transformers.Qwen3_5ForCausalLM(config).to(torch.bfloat16)
-        if made:
-            model.load_state_dict(made["baseline"].state_dict(), assign=True)
-        made[kind] = model.eval()
-    on_gdn.kernelize(made["gdn"])
-    return made
+        if models:
+            model.load_state_dict(models["baseline"].state_dict(), assign=True)
+        models[kind] = model.eval()
+    on_gdn.kernelize(models["gdn"])
+    return models
 
 
 def now() -> float:
@@ -61,29 +61,29 @@ def seconds(model: torch.nn.Module, prompt: torch.Tensor, new: int) -> turns.Tim
     for _ in range(new - 1):
         token = step.logits[:, -1:].argmax(-1)
         step = model(token, past_key_values=step.past_key_values, use_cache=True)
-    each = (now() - first) / (new - 1) if new > 1 else None
-    return first - begin, each
+    token = (now() - first) / (new - 1) if new > 1 else None
+    return first - begin, token
 
 
 @torch.inference_mode()
 def logprobs(model: torch.nn.Module, given: argparse.Namespace) -> list[dict]:
     """Of the tokens of eight prompts, and of the new ones of each: "prompt" and "new"."""
     new, device = given.new, given.device
-    found = []
+    sequences = []
     for n in range(1, 9):
         ids = turns.token_ids(100 + n, 64 * n + 37 + new)
         row = torch.tensor([ids], device=device)
         step = model(row[:, :-new], use_cache=True)
-        every = [step.logits[0]]
+        logits = [step.logits[0]]
         for token in row[0, -new:-1]:
-            kept = step.past_key_values
-            step = model(token.view(1, 1), past_key_values=kept, use_cache=True)
-            every.append(step.logits[0])
-        rows = torch.cat(every).float().log_softmax(-1)
+            cache = step.past_key_values
+            step = model(token.view(1, 1), past_key_values=cache, use_cache=True)
+            logits.append(step.logits[0])
+        rows = torch.cat(logits).float().log_softmax(-1)
         values = rows.gather(-1, row[0, 1:, None])[:, 0].tolist()
         parts = {"prompt": values[:-new], "new": values[-new:]}
-        found.append({"tokens": ids} | parts)
-    return found
+        sequences.append({"tokens": ids} | parts)
+    return sequences
 
 
 def runner(
@@ -110,13 +110,13 @@ def kernels(model: torch.nn.Module, given: argparse.Namespace) -> dict[str, dict
 
 def main() -> None:
     given = options()
-    made = models(given)
+    instances = models(given)
     points = {str(point): point for point in turns.points(given)}
     runs = [
-        (kind, lambda name, kind=kind: samples(made[kind], given, points[name]))
+        (kind, lambda name, kind=kind: samples(instances[kind], given, points[name]))
         for kind in turns.ORDER
     ]
-    found = turns.in_turns(runs, list(points))
+    results = turns.in_turns(runs, list(points))
     fla = importlib.util.find_spec("fla") is not None
     about: dict[str, Any] = {
         "torch": torch.__version__,
@@ -128,13 +128,15 @@ def main() -> None:
         "fallbacks": dict(on_gdn.fallbacks),
     }
     if CUDA:
-        about["kernels"] = {kind: kernels(model, given) for kind, model in made.items()}
+        about["kernels"] = {
+            kind: kernels(model, given) for kind, model in instances.items()
+        }
     if given.accuracy:
-        values = {kind: logprobs(made[kind], given) for kind in turns.KINDS}
+        values = {kind: logprobs(instances[kind], given) for kind in turns.KINDS}
         with tempfile.TemporaryDirectory() as folder:
-            made["baseline"].save_pretrained(folder)
+            instances["baseline"].save_pretrained(folder)
             about["errors"] = turns.errors(folder, values)
-    turns.finish(about, found, given.out)
+    turns.finish(about, results, given.out)
 
 
 if __name__ == "__main__":

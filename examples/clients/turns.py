@@ -32,7 +32,7 @@ class Sample(NamedTuple):
     """A run's times, in seconds; tokens are a second's, of prompts alone those of the prompts."""
 
     first: float
-    each: float | None
+    token: float | None
     tokens: float
 
 
@@ -52,10 +52,10 @@ class Point(NamedTuple):
 
     def sample(self, run: Callable[[int], Times]) -> Sample:
         """run: new tokens of each sequence -> seconds."""
-        first, each = run(self.new)
-        if each is None:
+        first, token = run(self.new)
+        if token is None:
             return Sample(first, None, self.batch * self.prompt / first)
-        return Sample(first, each, self.batch / each)
+        return Sample(first, token, self.batch / token)
 
 
 def token_ids(seed: int, count: int) -> list[int]:
@@ -115,14 +115,14 @@ def model_config(given: argparse.Namespace) -> dict[str, object]:
 def in_turns(runs: list[tuple[str, Callable]], names: list[str]) -> dict[str, dict]:
     """The samples of each kind, by name. Each run, in the order A B B A, takes a name and gives
     samples of it. What is done so far is told on stderr."""
-    found: dict[str, dict] = {kind: {} for kind in KINDS}
+    samples: dict[str, dict] = {kind: {} for kind in KINDS}
     for name in names:
         for kind, run in runs:
-            found[kind][name] = found[kind].get(name, []) + run(name)
-        for row in rows(name, {kind: found[kind][name] for kind in KINDS}):
+            samples[kind][name] = samples[kind].get(name, []) + run(name)
+        for row in rows(name, {kind: samples[kind][name] for kind in KINDS}):
             values = {key: value for key, value in row.items() if key != "samples"}
             print(json.dumps(values), file=sys.stderr, flush=True)
-    return found
+    return samples
 
 
 def of_kinds(runs: list[tuple[str, Callable]], name: str) -> dict:
@@ -134,13 +134,13 @@ def rows(name: str, samples: dict[str, list[Sample]]) -> list[dict]:
     """A row for each kind, of medians; the speedup is that of tokens/s over the first kind."""
     table: list[dict] = []
     for kind, of_kind in samples.items():
-        first, each, tokens = (median(column) for column in zip(*of_kind, strict=True))
+        first, token, tokens = (median(column) for column in zip(*of_kind, strict=True))
         base = table[0]["tokens_per_second"] if table else tokens
         row = {
             "what": name,
             "kind": kind,
             "first_token_ms": milliseconds(first),
-            "token_ms": milliseconds(each),
+            "token_ms": milliseconds(token),
             "tokens_per_second": tokens,
             "speedup": tokens / base,
         }
@@ -185,8 +185,8 @@ def gpu_times(run: Callable[[], object]) -> Counter[str]:
 
 def shares(times: dict[str, float]) -> dict:
     total = sum(times.values())
-    most = sorted(times, key=times.__getitem__, reverse=True)[:16]
-    return {"gpu_ms": total, "shares": {name: times[name] / total for name in most}}
+    longest = sorted(times, key=times.__getitem__, reverse=True)[:16]
+    return {"gpu_ms": total, "shares": {name: times[name] / total for name in longest}}
 
 
 def errors(folder: str, logprobs: dict[str, list[dict]]) -> dict[str, dict]:
@@ -198,24 +198,24 @@ def errors(folder: str, logprobs: dict[str, list[dict]]) -> dict[str, dict]:
     sequences = [x["tokens"] for of_kind in logprobs.values() for x in of_kind]
     command = [sys.executable, str(Path(__file__).with_name("float32.py")), folder]
     text = json.dumps(sequences)
-    done = subprocess.run(command, input=text, stdout=-1, text=True, check=True)
-    right = iter(json.loads(done.stdout))
-    found: dict[str, dict] = {}
+    result = subprocess.run(command, input=text, stdout=-1, text=True, check=True)
+    references = iter(json.loads(result.stdout))
+    errors: dict[str, dict] = {}
     for kind, of_kind in logprobs.items():
         squares: dict[str, list[float]] = {"prompt": [], "new": []}
         for x in of_kind:
-            expected = iter(next(right))
-            for part, kept in squares.items():
-                kept += [(value - next(expected)) ** 2 for value in x[part]]
-        found[kind] = {part: statistics.mean(x) ** 0.5 for part, x in squares.items()}
-    return found
+            expected = iter(next(references))
+            for part, differences in squares.items():
+                differences += [(value - next(expected)) ** 2 for value in x[part]]
+        errors[kind] = {part: statistics.mean(x) ** 0.5 for part, x in squares.items()}
+    return errors
 
 
-def finish(about: dict, found: dict[str, dict], out: Path | None) -> None:
+def finish(about: dict, samples: dict[str, dict], out: Path | None) -> None:
     """Show what in_turns gave, and add it to a file."""
     table = []
-    for name in found["baseline"]:
-        table += rows(name, {kind: found[kind][name] for kind in KINDS})
+    for name in samples["baseline"]:
+        table += rows(name, {kind: samples[kind][name] for kind in KINDS})
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
     about = {"device": device} | about
     if out:

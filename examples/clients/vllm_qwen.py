@@ -88,7 +88,7 @@ def greedy(new: int, **more: object) -> Any:
 class Served(NamedTuple):
     """When each request came, had its first token and its last one, and steps' ends: seconds."""
 
-    came: list[float]
+    arrivals: list[float]
     first: list[float]
     last: list[float]
     steps: list[float]
@@ -100,14 +100,14 @@ def serve(llm: Any, rows: list[list[int]], new: list[int], at_once: int) -> Serv
     rows  the token ids of each prompt
     new   how many tokens each wants
     """
-    came: dict[str, float] = {}
+    arrivals: dict[str, float] = {}
     first: dict[str, float] = {}
     last: dict[str, float] = {}
     steps = []
     while len(last) < len(rows):
-        while len(came) - len(last) < at_once and len(came) < len(rows):
-            n = len(came)
-            came[str(n)] = time.perf_counter()
+        while len(arrivals) - len(last) < at_once and len(arrivals) < len(rows):
+            n = len(arrivals)
+            arrivals[str(n)] = time.perf_counter()
             (prompt,) = prompts(rows[n : n + 1])
             llm.llm_engine.add_request(str(n), prompt, greedy(new[n]))
         outputs = llm.llm_engine.step()
@@ -118,7 +118,7 @@ def serve(llm: Any, rows: list[list[int]], new: list[int], at_once: int) -> Serv
                 first.setdefault(output.request_id, now)
             if output.finished:
                 last[output.request_id] = now
-    columns = [[times[name] for name in came] for times in (came, first, last)]
+    columns = [[times[name] for name in arrivals] for times in (arrivals, first, last)]
     return Served(*columns, steps)
 
 
@@ -130,7 +130,7 @@ def runner(llm: Any, point: Point) -> Callable[[int], turns.Times]:
         times = serve(llm, rows, [new] * len(rows), len(rows))
         begin, end = max(times.first), min(times.last)
         steps = sum(begin < step <= end for step in times.steps)
-        return begin - times.came[0], (end - begin) / steps if steps else None
+        return begin - times.arrivals[0], (end - begin) / steps if steps else None
 
     return run
 
@@ -139,30 +139,30 @@ def mixed(llm: Any, requests: int, at_once: int) -> Sample:
     """Requests of 64 to 1,024 tokens that want 16 to 111."""
     rows = [turns.token_ids(n, 64 * (1 + 7 * n % 16)) for n in range(requests)]
     new = [16 + 37 * n % 96 for n in range(requests)]
-    came, first, last, _ = serve(llm, rows, new, at_once)
-    waits = [b - a for a, b in zip(came, first, strict=True)]
+    arrivals, first, last, _ = serve(llm, rows, new, at_once)
+    waits = [b - a for a, b in zip(arrivals, first, strict=True)]
     spans = zip(first, last, new, strict=True)
-    each = [(c - b) / (n - 1) for b, c, n in spans]
-    rate = sum(new) / (max(last) - came[0])
-    return Sample(statistics.mean(waits), statistics.mean(each), rate)
+    times = [(c - b) / (n - 1) for b, c, n in spans]
+    rate = sum(new) / (max(last) - arrivals[0])
+    return Sample(statistics.mean(waits), statistics.mean(times), rate)
 
 
 def logprobs(llm: Any, new: int) -> list[dict]:
     """Of the tokens of eight prompts, and of the new ones of each: "prompt" and "new"."""
     tokens = [turns.token_ids(100 + n, 64 * n + 37) for n in range(1, 9)]
-    wanted = greedy(new, logprobs=0, prompt_logprobs=0)
-    found = []
-    outputs = llm.generate(prompts(tokens), wanted, use_tqdm=False)
+    sampling = greedy(new, logprobs=0, prompt_logprobs=0)
+    sequences = []
+    outputs = llm.generate(prompts(tokens), sampling, use_tqdm=False)
     for row, output in zip(tokens, outputs, strict=True):
         ids = list(output.outputs[0].token_ids)
         of_prompt = zip(row[1:], output.prompt_logprobs[1:], strict=True)
         of_new = zip(ids, output.outputs[0].logprobs, strict=True)
         values = {
-            "prompt": [every[token].logprob for token, every in of_prompt],
-            "new": [every[token].logprob for token, every in of_new],
+            "prompt": [entry[token].logprob for token, entry in of_prompt],
+            "new": [entry[token].logprob for token, entry in of_new],
         }
-        found.append({"tokens": row + ids} | values)
-    return found
+        sequences.append({"tokens": row + ids} | values)
+    return sequences
 
 
 def work(pipe: Connection, kind: str, given: argparse.Namespace, folder: str) -> None:
@@ -176,7 +176,7 @@ def work(pipe: Connection, kind: str, given: argparse.Namespace, folder: str) ->
     replaced = on_gdn.install() if kind == "gdn" else []
     llm = engine(given, folder)
     points = {str(point): point for point in turns.points(given)}
-    others: dict[str, Callable[[], object]] = {
+    answers: dict[str, Callable[[], object]] = {
         "replaced": lambda: replaced,
         "fallbacks": lambda: dict(on_gdn.fallbacks),
         "kernels": lambda: {
@@ -188,8 +188,8 @@ def work(pipe: Connection, kind: str, given: argparse.Namespace, folder: str) ->
     pipe.send("ready")
     warm = set()
     for name in iter(pipe.recv, None):
-        if name in others:
-            pipe.send(others[name]())
+        if name in answers:
+            pipe.send(answers[name]())
             continue
         if name in points:
             point = points[name]
@@ -203,13 +203,15 @@ def work(pipe: Connection, kind: str, given: argparse.Namespace, folder: str) ->
         pipe.send([sample() for _ in range(samples)])
 
 
-def started(kind: str, given: argparse.Namespace, folder: str) -> Callable[..., Any]:
+def start_engine(
+    kind: str, given: argparse.Namespace, folder: str
+) -> Callable[..., Any]:
     """A process that works; what asks it: first to make its engine. None ends it."""
     context = multiprocessing.get_context("spawn")
-    pipe, its = context.Pipe()
-    process = context.Process(target=work, args=(its, kind, given, folder))
+    pipe, other_end = context.Pipe()
+    process = context.Process(target=work, args=(other_end, kind, given, folder))
     process.start()
-    its.close()
+    other_end.close()
 
     def ask(name: str | None) -> Any:
         try:
@@ -232,19 +234,18 @@ def main() -> None:
         names.append(f"mixed {given.requests}, {given.at_once} at once")
     kinds = turns.ORDER[: 2 * given.engines]
     with tempfile.TemporaryDirectory() as folder:
-        engines = [(kind, started(kind, given, folder)) for kind in kinds]
+        engines = [(kind, start_engine(kind, given, folder)) for kind in kinds]
         context = multiprocessing.get_context("spawn")
         saving = context.Process(target=save, args=(given, folder))
         saving.start()
         saving.join()
         asks = [ask for _, ask in engines]
-        asks[0](
-            "make"
-        )  # alone: vLLM's kernels are tuned by their times, for the others too
+        # alone: vLLM's kernels are tuned by their times, for the others too
+        asks[0]("make")
         with ThreadPoolExecutor() as at_once:
             list(at_once.map(lambda ask: ask("make"), asks[1:]))
         runs = engines if given.engines > 1 else engines + engines[::-1]
-        found = turns.in_turns(runs, names)
+        samples = turns.in_turns(runs, names)
         about = {
             "vllm": importlib.metadata.version("vllm"),
             "torch": torch.__version__,
@@ -261,7 +262,7 @@ def main() -> None:
             ask(None)
         if values:
             about["errors"] = turns.errors(folder, values)
-    turns.finish(about, found, given.out)
+    turns.finish(about, samples, given.out)
 
 
 if __name__ == "__main__":

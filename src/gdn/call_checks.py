@@ -54,6 +54,8 @@ class Contract:
         self.tensors = tuple(
             name for name, spec in op.inputs.items() if spec.shape is not None
         )
+        # the input whose device is the call's
+        self.first = self.names.index(self.tensors[0])
         self.devices = _devices(algo)
         self.constraints = tuple(_over_axes(op))
         # a library's binding knows what its kernel needs of each address
@@ -125,10 +127,8 @@ class Contract:
         self.sizes(inputs)
         if "cu_seqlens" in self.names:
             ends = inputs[self.names.index("cu_seqlens")]
-            fault = None
-            if ends.device.type == "cpu":
-                fault = seqlens.fault(ends, inputs[0].shape[0])
-            if fault:
+            on_cpu = ends.device.type == "cpu"
+            if on_cpu and (fault := seqlens.fault(ends, inputs[0].shape[0])):
                 raise ValueError(f"cu_seqlens: {fault}")
 
     def kinds(self, inputs: Sequence[Any]) -> None:
@@ -147,8 +147,8 @@ class Contract:
             raise ValueError(f"{runs}, got tensors on {device}")
 
     def _tensors(self, inputs: Sequence[Any]) -> dict[str, Tensor]:
-        named = dict(zip(self.names, inputs, strict=True))
-        return {name: named[name] for name in self.tensors}
+        values = dict(zip(self.names, inputs, strict=True))
+        return {name: values[name] for name in self.tensors}
 
     def _kind(self, name: str, spec: TensorSpec, x: Tensor) -> None:
         tensor_checks.plain(name, x)
@@ -198,8 +198,8 @@ class Contract:
             except ValueError:  # it divides by zero
                 fits = False
             if not fits:
-                named = [axis for axis in sizes if re.search(rf"\b{axis}\b", text)]
-                got = ", ".join(f"{axis} = {sizes[axis]}" for axis in named)
+                axes = [axis for axis in sizes if re.search(rf"\b{axis}\b", text)]
+                got = ", ".join(f"{axis} = {sizes[axis]}" for axis in axes)
                 raise ValueError(f"expected {text}, got {got}")
         if len(self._agreed) < 1000:
             self._agreed.add(shapes)
@@ -213,7 +213,7 @@ class Contract:
         return [list(map(sizes.__getitem__, spec.axes)) for spec in outputs]
 
     def empty(self, inputs: Sequence[Any]) -> list[Tensor]:
-        like = inputs[self.names.index(self.tensors[0])]
+        like = inputs[self.first]
         specs = zip(self.op.outputs.values(), self.shapes(inputs), strict=True)
         return [like.new_empty(x, dtype=torch_dtype(spec.dtype)) for spec, x in specs]
 
@@ -233,22 +233,22 @@ class Contract:
         self,
         inputs: Sequence[Any],
         outputs: Sequence[Any],
-        whose: str,
+        prefix: str,
         *,
         sizes: bool = True,
     ) -> None:
-        """Check that `outputs`, given or returned as `whose` says, match the op for
+        """Check that `outputs`, given or returned as `prefix` says, match the op for
         these inputs.
         """
         count = len(self.outputs)
         if len(outputs) != count:
-            raise ValueError(f"{whose}: expected {count} outputs, got {len(outputs)}")
-        device = inputs[self.names.index(self.tensors[0])].device
+            raise ValueError(f"{prefix}: expected {count} outputs, got {len(outputs)}")
+        device = inputs[self.first].device
         specs = self.op.outputs.items()
         shapes = self.shapes(inputs)
         for (name, spec), shape, x in zip(specs, shapes, outputs, strict=True):
-            expected = f"{whose}: {name}: expected"
-            self._kind(f"{whose}: {name}", spec, x)
+            expected = f"{prefix}: {name}: expected"
+            self._kind(f"{prefix}: {name}", spec, x)
             if x.device != device:
                 place = f"on {device}, where the inputs are"
                 raise ValueError(f"{expected} {place}, got {x.device}")
@@ -261,12 +261,12 @@ class Contract:
         """Check that given outputs have memory, aligned and of their own: not an input's, but where
         the op is in place, and the output is that input as a whole."""
         names = [f"out: {name}" for name in self.outputs]
-        named = dict(zip(names, outputs, strict=True))
-        for name, x in named.items():
+        tensors = dict(zip(names, outputs, strict=True))
+        for name, x in tensors.items():
             tensor_checks.stored(name, x)
             self.aligned(name, x, "pass one made by torch.empty")
         in_place = {f"out: {name}": x for name, x in self.op.in_place.items()}
-        tensor_checks.outputs_apart(named, self._tensors(inputs), in_place)
+        tensor_checks.outputs_apart(tensors, self._tensors(inputs), in_place)
 
     def aligned(self, name: str, x: Tensor, cure: str) -> None:
         """On a GPU, a 16-byte load from an unaligned address destroys the context and everything in
@@ -298,10 +298,10 @@ def _over_axes(op: Op) -> Iterator[tuple[str, Callable[[dict[str, int]], bool]]]
     """The definition's constraints on sizes; checking one on a tensor's values would
     have to wait for the device.
     """
-    seen = {axis for spec in op.inputs.values() for axis in spec.axes}
+    axes = {axis for spec in op.inputs.values() for axis in spec.axes}
     for text in op.constraints:
         try:
-            holds = condition(text, seen)
+            holds = condition(text, axes)
         except ValueError:
             continue
         yield text, holds

@@ -97,10 +97,10 @@ def load(
     changed. Raises UsageError (no such algo, or not batch-invariant), MissingError (no
     GPU, nvcc or package here), GdnError (it does not build).
     """
-    return on(inventory.HERE, name, op, algos, batch_invariant=batch_invariant)
+    return load_for(inventory.HERE, name, op, algos, batch_invariant=batch_invariant)
 
 
-def on(
+def load_for(
     machine: inventory.Machine,
     name: str,
     op: str | None = None,
@@ -115,21 +115,20 @@ def on(
     folder = os.environ.get("GDN_ALGOS") if algos is None else os.fspath(algos)
     known = registry.load(folder)
     algo = known.find(name, op)
-    definition = known.ops[algo.op]
+    target = known.ops[algo.op]
     if batch_invariant:
-        algo = batch_invariance.variant(algo, definition)
-    solution = pack.pack(algo, definition)
+        algo = batch_invariance.variant(algo, target)
+    solution = pack.pack(algo, target)
     digest = pack.source_hash(solution)
     key = (algo.op, algo.name, algo.modes, digest)
     with _lock:
         if key not in _loaded:
-            kernel = built(machine, algo, pack.definition(definition, known), solution)
-            slower_way = kernel.fallback()
-            if slower_way:
+            definition = pack.definition(target, known)
+            kernel = built(machine, algo, definition, solution)
+            if slower_way := kernel.fallback():
                 warnings.warn(f"{algo.full_name}: {slower_way}", stacklevel=3)
-            contract = Contract(definition, algo)
             operator = _operator_name(algo, digest)
-            _loaded[key] = _function(contract, kernel, operator)
+            _loaded[key] = _function(Contract(target, algo), kernel, operator)
         return _loaded[key]
 
 
@@ -189,8 +188,8 @@ def _operator_name(algo: Algo, digest: str) -> str:
 
 def _registered(contract: Contract, kernel: build.Kernel, name: str) -> tuple[Any, Any]:
     """The operators that return new outputs and that write into given ones."""
-    takes = len(contract.names)
-    whose = contract.algo.name
+    count = len(contract.names)
+    label = contract.algo.name
 
     def returning(*inputs: Any) -> Any:
         contract.inputs(inputs)
@@ -202,7 +201,7 @@ def _registered(contract: Contract, kernel: build.Kernel, name: str) -> tuple[An
         return _for_torch(outputs)
 
     def writing(*arguments: Any) -> None:
-        inputs, outputs = arguments[:takes], arguments[takes:]
+        inputs, outputs = arguments[:count], arguments[count:]
         contract.inputs(inputs)
         contract.results(inputs, outputs, "out")
         contract.places(inputs, outputs)
@@ -216,7 +215,7 @@ def _registered(contract: Contract, kernel: build.Kernel, name: str) -> tuple[An
 
     def kernel_outputs(inputs: Sequence[Any]) -> list[Tensor]:
         outputs = [x.contiguous() for x in kernel.returns(list(inputs))]
-        contract.results(inputs, outputs, f"{whose} is at fault")
+        contract.results(inputs, outputs, f"{label} is at fault")
         return outputs
 
     def fake_returning(*inputs: Any) -> Any:
@@ -224,14 +223,15 @@ def _registered(contract: Contract, kernel: build.Kernel, name: str) -> tuple[An
         return _for_torch(contract.empty(inputs))
 
     def fake_writing(*arguments: Any) -> None:
-        inputs, outputs = arguments[:takes], arguments[takes:]
+        inputs, outputs = arguments[:count], arguments[count:]
         contract.kinds(inputs)
         contract.results(inputs, outputs, "out", sizes=False)
 
-    into = f"{name}_out"
+    schema = contract.schema(into=False)
+    out_schema = contract.schema(into=True)
     return (
-        register(name, contract.schema(into=False), returning, fake_returning, whose),
-        register(into, contract.schema(into=True), writing, fake_writing, whose),
+        register(name, schema, returning, fake_returning, label),
+        register(f"{name}_out", out_schema, writing, fake_writing, label),
     )
 
 
@@ -251,7 +251,7 @@ def _around(inputs: Sequence[Any]) -> Any:
         no_autocast = torch.autocast(device.type, enabled=False)
     if device.type != "cuda":
         return no_autocast
-    if getattr(this_thread, "bound", False) and no_autocast is _NOTHING:
+    if this_thread.bound and no_autocast is _NOTHING:
         return torch.cuda.device(device)
     return _on_device(device, no_autocast)
 
@@ -263,7 +263,7 @@ def _on_device(device: torch.device, no_autocast: Any) -> Iterator[None]:
     runtime call that needs one, such as mem_get_info, does.
     """
     with torch.cuda.device(device), no_autocast:
-        if not getattr(this_thread, "bound", False):
+        if not this_thread.bound:
             torch.cuda.mem_get_info(device)
             this_thread.bound = True
         yield
@@ -274,8 +274,7 @@ def _function(contract: Contract, kernel: build.Kernel, operator: str) -> Functi
     ours and not the dispatcher's.
     """
     returning, writing = _registered(contract, kernel, operator)
-    names = contract.names
-    outputs = contract.outputs
+    names, outputs = contract.names, contract.outputs
     tensors = frozenset(contract.tensors)
     signature = contract.signature()
     inputs_only = list(signature.parameters.values())[:-1]
@@ -306,9 +305,8 @@ def _function(contract: Contract, kernel: build.Kernel, operator: str) -> Functi
             result = returning(*inputs)
             return result if len(outputs) > 1 else (result,)
         expected = f"out: expected a tuple of tensors {contract.tuple}"
-        if not isinstance(out, (tuple, list)):
-            raise TypeError(expected)
-        if not all(isinstance(x, Tensor) for x in out):
+        sequence = isinstance(out, (tuple, list))
+        if not sequence or not all(isinstance(x, Tensor) for x in out):
             raise TypeError(expected)
         if len(out) != len(outputs):
             raise ValueError(f"{expected}, got {len(out)}")

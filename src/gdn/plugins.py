@@ -24,12 +24,11 @@ def sglang() -> None:
 
 
 def _start(engine: str, listed_in: str) -> None:
-    named = "gdn" in os.environ.get(listed_in, "").split(",")
-    if os.environ.get("GDN_SERVE", "1" if named else "0") != "1":
+    listed = "gdn" in os.environ.get(listed_in, "").split(",")
+    if os.environ.get("GDN_SERVE", "1" if listed else "0") != "1":
         return
     try:
-        client = importlib.import_module(f"gdn.serving.{engine}").CLIENT
-        replaced = client.install()
+        replaced = importlib.import_module(f"gdn.serving.{engine}").CLIENT.install()
         _log.info("%s: replaced: %s", engine, ", ".join(replaced) or "nothing")
     except GdnError as e:
         _log.warning("%s: gdn replaces nothing: %s", engine, e)

@@ -25,7 +25,7 @@ def register(
     schema: str,
     real: Callable[..., Any],
     fake: Callable[..., Any],
-    whose: str,
+    label: str,
 ) -> torch._ops.OpOverload:
     """Define torch.ops.gdn.<name>, and return it. It counts up the versions of what it writes to,
     and refuses gradients.
@@ -33,7 +33,7 @@ def register(
     schema  "(Tensor x, Tensor(a!) out) -> ()", without defaults: what has a "!" is written to
     real    the implementation for tensors with memory; it raises before it writes
     fake    the same without values: checks and empty outputs
-    whose   says what has no backward
+    label   says what has no backward
     """
     _library.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
     operator: torch._ops.OpOverload = getattr(torch.ops.gdn, name).default
@@ -49,10 +49,10 @@ def register(
     def without_backward(keys: Any, *arguments: Any) -> Any:
         for parameter, x in zip(parameters, arguments, strict=True):
             if isinstance(x, torch.Tensor):
-                tensor_checks.no_grad(parameter.name, x, whose)
-        below = keys & torch._C._after_autograd_keyset
+                tensor_checks.no_grad(parameter.name, x, label)
+        keys &= torch._C._after_autograd_keyset
         with torch._C._AutoDispatchBelowAutograd():
-            return operator.redispatch(below, *arguments)
+            return operator.redispatch(keys, *arguments)
 
     _library.impl(name, counted if written else real, "CompositeExplicitAutograd")
     _library.impl(name, without_backward, "Autograd", with_keyset=True)

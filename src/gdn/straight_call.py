@@ -32,8 +32,12 @@ if TYPE_CHECKING:
 
     from .call_checks import Contract
 
-# .bound: it has called a kernel, and so has the device's context
-this_thread = threading.local()
+
+class _Thread(threading.local):
+    bound = False  # whether it has called a kernel, and so has the device's context
+
+
+this_thread = _Thread()
 # straight_call.cpp's, once `native` has been called and it works here
 module: Any = None
 _SOURCE = Path(__file__).with_suffix(".cpp")
@@ -47,7 +51,7 @@ class StraightCall:
     """
 
     def __init__(self, contract: Contract, kernel: build.Kernel) -> None:
-        self.first = contract.names.index(contract.tensors[0])
+        self.first = contract.first
         # the contract must check its values at every call
         self.on_cpu = "cu_seqlens" not in contract.names
         self.roles = _roles(contract)
@@ -64,7 +68,7 @@ class StraightCall:
         device = arguments[self.first].get_device()
         if device < 0:
             return kind if self.on_cpu else None
-        bound = hasattr(this_thread, "bound") and device == torch._C._cuda_getDevice()
+        bound = this_thread.bound and device == torch._C._cuda_getDevice()
         return kind if bound else None
 
     def __call__(self, arguments: tuple[Any, ...]) -> None:

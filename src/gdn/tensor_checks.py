@@ -57,24 +57,24 @@ def plain(name: str, x: Tensor) -> None:
         raise ValueError(f"{name}: has no memory; call .clone() on it")
 
 
-def no_grad(name: str, x: Tensor, whose: str) -> None:
+def no_grad(name: str, x: Tensor, label: str) -> None:
     """Check that no gradient is wanted: torch would go on without it, at most with a warning."""
     if x.requires_grad and torch.is_grad_enabled():
-        cure = "call it under torch.no_grad()"
         raise NoBackwardError(
-            f"{name}: requires grad, and {whose} has no backward; {cure}"
+            f"{name}: requires grad, and {label} has no backward;"
+            " call it under torch.no_grad()"
         )
     if forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None:
-        raise NoBackwardError(f"{name}: has a tangent, and {whose} has no derivative")
+        raise NoBackwardError(f"{name}: has a tangent, and {label} has no derivative")
 
 
 def stored(name: str, x: Tensor) -> None:
     """Check that x has its memory: a storage can be shrunk or freed under its tensors."""
     begin, end = memory(x)
     expected = x.storage_offset() * x.element_size() + end - begin
-    held = x.untyped_storage().nbytes()
-    if held < expected and end > begin:
-        got = f"got {held}: it was freed or shrunk"
+    size = x.untyped_storage().nbytes()
+    if size < expected and end > begin:
+        got = f"got {size}: it was freed or shrunk"
         raise ValueError(f"{name}: expected a storage of {expected} bytes, {got}")
 
 
@@ -85,17 +85,17 @@ def outputs_apart(
 ) -> None:
     """Check that each output has memory of its own. may_be: output -> the input that it may be,
     as a whole."""
-    before: dict[str, Tensor] = {}
+    checked: dict[str, Tensor] = {}
     for name, x in outputs.items():
         if not _own_addresses(x):
             cure = "call .contiguous() on it"
             raise ValueError(f"{name}: several elements have one address; {cure}")
-        for other, y in {**inputs, **before}.items():
-            in_place = may_be.get(name) == other and _same(x, y)
+        for other, y in {**inputs, **checked}.items():
+            in_place = may_be.get(name) == other and _is_same_view(x, y)
             if not in_place and overlap(x, y):
                 cure = "pass a tensor with memory of its own"
                 raise ValueError(f"{name}: overlaps {other}; {cure}")
-        before[name] = x
+        checked[name] = x
 
 
 def memory(x: Tensor) -> tuple[int, int]:
@@ -131,7 +131,7 @@ def _width(x: Tensor) -> int:
     return end - begin
 
 
-def _same(x: Tensor, y: Tensor) -> bool:
+def _is_same_view(x: Tensor, y: Tensor) -> bool:
     if x.data_ptr() != y.data_ptr() or x.dtype != y.dtype:
         return False
     return x.shape == y.shape and x.stride() == y.stride()

@@ -16,7 +16,7 @@ def __getattr__(name: str) -> object:
 
         import gdn
 
-        says = "gdn_cli.load is gdn.load now; 0.2 will not have it here"
-        warnings.warn(says, DeprecationWarning, stacklevel=2)
+        message = "gdn_cli.load is gdn.load now; 0.2 will not have it here"
+        warnings.warn(message, DeprecationWarning, stacklevel=2)
         return gdn.load
     raise AttributeError(f"module '{__name__}' has no attribute '{name}'")

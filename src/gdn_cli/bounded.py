@@ -26,8 +26,8 @@ class Output:
 
     def text(self) -> str:
         """With a line in the middle that says how much was left out."""
-        left = self.size - len(self.head) - len(self.tail)
-        middle = f"\n... {left} bytes left out ...\n".encode() if left else b""
+        omitted = self.size - len(self.head) - len(self.tail)
+        middle = f"\n... {omitted} bytes left out ...\n".encode() if omitted else b""
         return bytes(self.head + middle + self.tail).decode(errors="replace")
 
 
@@ -41,9 +41,7 @@ def clip(text: str, most: int = 2 * EDGE) -> str:
 
 def clipped(value: Any, most: int = 2 * EDGE) -> Any:
     """JSON with every text in it clipped."""
-    return mapped(
-        value, lambda text: clip(text, most), lambda key: clip(str(key), 1024)
-    )
+    return mapped(value, lambda x: clip(x, most), lambda key: clip(str(key), 1024))
 
 
 def mapped(value: Any, text: Callable[[str], str], key: Callable[[Any], Any]) -> Any:

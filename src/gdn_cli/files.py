@@ -81,20 +81,20 @@ def write(
     broken). An older file stays as it was in both cases.
     """
     data = content.encode() if isinstance(content, str) else content
-    to = destination(path, within=within, hint=hint)
-    if not to.stream:
+    target = destination(path, within=within, hint=hint)
+    if not target.stream:
         with beside(path, within=within, hint=hint, sync=sync) as temporary:
             temporary.write_bytes(data)
         return
-    with _told(path, hint):
+    with _writing(path, hint):
         for printed in (sys.stdout, sys.stderr):
             printed.flush()  # keep the order of what was printed before
         # no O_CREAT: it must exist
         flags = os.O_WRONLY | os.O_APPEND
-        descriptor = os.dup(1) if to.stdout else os.open(to.path, flags)
+        descriptor = os.dup(1) if target.stdout else os.open(target.path, flags)
         # a reader of stdout that has left wanted no more, as with all that is printed
-        left = (BrokenPipeError,) if to.stdout else ()
-        with contextlib.suppress(*left), os.fdopen(descriptor, "wb") as file:
+        ignored = (BrokenPipeError,) if target.stdout else ()
+        with contextlib.suppress(*ignored), os.fdopen(descriptor, "wb") as file:
             file.write(data)
 
 
@@ -110,7 +110,7 @@ def beside(
     replaces `path` when the block ends without an error. Raises as `write` does.
     """
     target = destination(path, within=within, hint=hint).path
-    with _told(path, hint):
+    with _writing(path, hint):
         temporary = _temporary(target)
         try:
             yield temporary
@@ -131,7 +131,7 @@ def append_text(path: Path, text: str) -> None:
     """Append lines to one of gdn's own files. Raises as `write` does; part of the text
     may be written by then.
     """
-    with _told(path, "GDN_HOME names another place"), path.open("ab") as file:
+    with _writing(path, "GDN_HOME names another place"), path.open("ab") as file:
         file.write(text.encode())
 
 
@@ -139,11 +139,11 @@ def check_writable(path: Path, *, hint: str | None = OTHER_PLACE) -> None:
     """Raise what `write` would raise, as far as that is known without writing. The
     file's folder is created.
     """
-    to = destination(path, hint=hint)
-    with _told(path, hint):
-        if not to.stream:
-            _temporary(to.path).unlink()
-        elif not (to.stdout or os.access(to.path, os.W_OK)):
+    target = destination(path, hint=hint)
+    with _writing(path, hint):
+        if not target.stream:
+            _temporary(target.path).unlink()
+        elif not (target.stdout or os.access(target.path, os.W_OK)):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
 
@@ -170,22 +170,22 @@ def destination(
     """Where a name leads; UsageError if it cannot be a file: a folder, a disk, a
     socket, a link to nothing.
     """
-    with _told(path, hint):
-        to = _resolve(path)
-    if within is not None and (to.stream or not inside(to.path, within)):
+    with _writing(path, hint):
+        target = _resolve(path)
+    if within is not None and (target.stream or not inside(target.path, within)):
         raise UsageError(
             f"{path} leads out of {within}; nothing is written there",
             hint="name a file in that folder",
         )
-    return to
+    return target
 
 
-def failure(what: object, e: OSError, hint: str | None = None) -> GdnError:
+def failure(name: object, e: OSError, hint: str | None = None) -> GdnError:
     """The error for something that cannot be written: this machine's fault (exit 3) or
     the name's (exit 2).
     """
     kind = MissingError if e.errno in MACHINE else UsageError
-    return kind(f"cannot write {what}: {e.strerror or e}", hint=hint)
+    return kind(f"cannot write {name}: {e.strerror or e}", hint=hint)
 
 
 def refused(e: Exception) -> GdnError | None:
@@ -209,7 +209,7 @@ def refused(e: Exception) -> GdnError | None:
 
 
 @contextlib.contextmanager
-def _told(path: Path, hint: str | None) -> Iterator[None]:
+def _writing(path: Path, hint: str | None) -> Iterator[None]:
     try:
         yield
     except OSError as e:
@@ -252,8 +252,8 @@ def _resolve(path: Path) -> Destination:
         status = os.stat(name)
     except FileNotFoundError:
         if os.path.islink(name):
-            why = f"it is a link to {real}, which is not there"
-            raise FileNotFoundError(errno.ENOENT, why) from None
+            reason = f"it is a link to {real}, which is not there"
+            raise FileNotFoundError(errno.ENOENT, reason) from None
         return Destination(real, stream=False)
     if os.path.samestat(status, os.fstat(1)):
         return Destination(path, stream=True, stdout=True)

@@ -118,8 +118,8 @@ def read_config(name: str) -> tuple[Json, str]:
     """The table of configs/NAME, under that of the user's own file of this name, and
     which files these are. Where both have a key, the user's wins.
     """
-    files = [folder / name for folder in paths.config_dirs()]
-    files = [files[0], *filter(Path.is_file, files[1:])]
+    shipped, *others = [folder / name for folder in paths.config_dirs()]
+    files = [shipped, *filter(Path.is_file, others)]
     table: Json = {}
     for file in files:
         table = overlaid(table, read_toml(file))
@@ -134,8 +134,8 @@ class WrongError(ValueError):
     def __init__(
         self, steps: Sequence[str | int], expected: str, got: Any = ...
     ) -> None:
-        seen = "it is missing" if got is ... else f"got {got!r:.80}"
-        super().__init__(f"{'.'.join(map(str, steps))}: expected {expected}, {seen}")
+        actual = "it is missing" if got is ... else f"got {got!r:.80}"
+        super().__init__(f"{'.'.join(map(str, steps))}: expected {expected}, {actual}")
 
 
 def check_names(key: str, names: Iterable[str], known: Iterable[str]) -> None:

@@ -108,9 +108,9 @@ def make(folder: Path) -> Path:
             if not part.is_dir():
                 part.mkdir(mode=0o700, exist_ok=True)
     except OSError as e:
-        why = "Not a directory" if isinstance(e, FileExistsError) else e.strerror
+        reason = "Not a directory" if isinstance(e, FileExistsError) else e.strerror
         raise MissingError(
-            f"cannot write {folder}: {why}", hint="GDN_HOME names another place"
+            f"cannot write {folder}: {reason}", hint="GDN_HOME names another place"
         ) from None
     return folder
 

@@ -17,4 +17,9 @@ def source_hash(
     parts = [language, entry_point, str(destination_passing), str(binding)]
     for name, content in sources:
         parts += [name, content]
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
+    return digest(parts)
+
+
+def digest(texts: Iterable[str]) -> str:
+    """12 hex digits over all texts."""
+    return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:12]

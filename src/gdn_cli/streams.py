@@ -50,14 +50,14 @@ class _Lasting(io.FileIO):
     """The file below stdout or stderr."""
 
     def write(self, data: Any) -> int:
-        left = memoryview(data).cast("B")
-        size = len(left)
+        rest = memoryview(data).cast("B")
+        size = len(rest)
         try:
-            while left:
-                count = super().write(left)
+            while rest:
+                count = super().write(rest)
                 if count is None:  # another process has made it non-blocking
                     select.select([], [self], [])
-                left = left[count or 0 :]
+                rest = rest[count or 0 :]
         except OSError as e:
             if self.fileno() == 1 and e.errno != errno.EPIPE:
                 _faults.append(e.strerror or str(e))

@@ -49,13 +49,13 @@ def minutes(seconds: float) -> str:
 def rough(figure: str) -> str:
     """A figure in doubt, such as one of `duration` or `times`, with two digits: ~14 us, ~110x."""
 
-    def two(number: re.Match[str]) -> str:
+    def two_digits(number: re.Match[str]) -> str:
         value = float(f"{float(number[0]):.2g}")
         if value < 1:
             return f"{value:#.2g}"
         return f"{value:.1f}" if value < 10 else f"{value:.0f}"
 
-    return "~" + re.sub(r"[\d.]+", two, figure, count=1)
+    return "~" + re.sub(r"[\d.]+", two_digits, figure, count=1)
 
 
 def gap(us: float) -> str:
@@ -63,10 +63,10 @@ def gap(us: float) -> str:
     return f"{'-' if us < 0 else '+'}{duration(abs(us))}"
 
 
-def table_unit(values_us: Iterable[float], asked: str = "auto") -> str | None:
+def table_unit(values_us: Iterable[float], unit: str = "auto") -> str | None:
     """The unit that all cells of a table share, or None: each cell then has its own."""
-    if asked != "auto":
-        return asked
+    if unit != "auto":
+        return unit
     return "us" if max(values_us, default=0.0) < _PLAIN else None
 
 
@@ -113,9 +113,9 @@ def times(value: float) -> str:
     return f"{three(value)}x"
 
 
-def count(n: int, one: str, many: str | None = None) -> str:
+def count(n: int, singular: str, plural: str | None = None) -> str:
     """1 workload, 54 workloads."""
-    return f"{n} {one if n == 1 else many or one + 's'}"
+    return f"{n} {singular if n == 1 else plural or singular + 's'}"
 
 
 def listed(names: Iterable[str], most: int | None = None) -> str:

@@ -67,7 +67,7 @@ def test_operations_of_the_definition(op, axes, count, peak):
 )  # fmt: skip
 def test_peaks(device, tensor, fp32):
     found = gpus.peaks_of(device)
-    assert (found.of("tensor"), found.of("fp32")) == (tensor, fp32)
+    assert (found.rate("tensor"), found.rate("fp32")) == (tensor, fp32)
     assert "NVIDIA" in found.source
 
 

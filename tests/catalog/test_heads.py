@@ -20,8 +20,8 @@ KNOWN = helpers.REGISTRY
     ("text", "heads"), [("4/8", (4, 8)), ("16/16", (16, 16)), (" 2 / 6 ", (2, 6))]
 )
 def test_heads_are_read(text, heads):
-    assert Heads.of(text) == heads
-    assert Heads.of(str(Heads.of(text))) == heads
+    assert Heads.parse(text) == heads
+    assert Heads.parse(str(Heads.parse(text))) == heads
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ def test_heads_that_make_no_sense_are_refused(text):
     with pytest.raises(
         UsageError, match="the second a multiple of the first, such as 4/8"
     ):
-        Heads.of(text)
+        Heads.parse(text)
 
 
 @pytest.mark.parametrize("family", ["gdn_decode", "gdn_decode_bf16", "gdn_prefill"])
@@ -92,8 +92,8 @@ def test_algos_of_a_family_serve_all_its_heads():
         and algo.folder == KNOWN.find("cuda-chunk").folder
     )
     assert KNOWN.find("gdn_prefill_qk16_v64/cuda-chunk") == algo
-    assert [a.name for a in KNOWN.of("gdn_prefill_qk16_v64")] == [
-        a.name for a in KNOWN.of("gdn_prefill")
+    assert [a.name for a in KNOWN.algos_of("gdn_prefill_qk16_v64")] == [
+        a.name for a in KNOWN.algos_of("gdn_prefill")
     ]
     op = KNOWN.op(algo.op)
     assert KNOWN.reference(op).full_name == "gdn_prefill_qk16_v64/pt-reference"
@@ -109,7 +109,7 @@ def test_heads_of_the_command_line_hold_for_all_that_is_found():
     assert (
         known.op("gdn_decode_bf16").definition == "gdn_decode_bf16_qk16_v32_d128_k_last"
     )
-    assert {a.op for a in known.of("gdn_decode")} == {"gdn_decode_qk16_v32"}
+    assert {a.op for a in known.algos_of("gdn_decode")} == {"gdn_decode_qk16_v32"}
     with pytest.raises(UsageError, match="attention_fwd has one number of heads"):
         known.op("attention_fwd")
     assert registry.load(heads="4/8").find("cpp-v1").full_name == "gdn_decode/cpp-v1"
@@ -119,7 +119,7 @@ def test_an_algo_may_be_built_for_some_heads_only(tmp_path, write_algo):
     write_algo(tmp_path, "narrow", "def run(): ...", heads=["4/8"])
     known = registry.load(str(tmp_path))
     assert known.find("narrow").op == "gdn_decode"
-    assert "narrow" not in [a.name for a in known.of("gdn_decode_qk8_v16")]
+    assert "narrow" not in [a.name for a in known.algos_of("gdn_decode_qk8_v16")]
     with pytest.raises(
         UsageError, match="narrow takes 4/8 heads, not those of gdn_decode_qk8_v16"
     ):

@@ -120,9 +120,9 @@ def test_the_reference_is_the_lowest_rung():
 def test_the_shipped_ladders_have_no_missing_rung():
     r = registry.load()
     for op in r.ops:
-        names = [a.name for a in r.of(op)]
+        names = [a.name for a in r.algos_of(op)]
         assert names[0] == r.ops[op].reference
-        for a in r.of(op):
+        for a in r.algos_of(op):
             assert a.after is None or names.index(a.after) < names.index(a.name), (
                 a.full_name
             )

@@ -212,13 +212,13 @@ def choose(place, names=None, op=None, device="auto", timed=True):
 def test_all_means_what_can_run_here():
     place = inventory.Machine(gpus=lambda: ()).place
     entries, named = choose(place)
-    assert not named and [e.algo for e in entries] == REGISTRY.of("gdn_decode")
+    assert not named and [e.algo for e in entries] == REGISTRY.algos_of("gdn_decode")
     on_cpu = {e.algo.name for e in entries if e.place.mode == "cpu"}
     assert on_cpu >= {"pt-reference", "pt-compiled"}
     # times of the interpreter mean nothing
     assert {e.place.mode for e in entries} <= {"cpu", None}
     entries, named = choose(place, "all", "gdn_prefill", "cpu", timed=False)
-    assert not named and [e.algo for e in entries] == REGISTRY.of("gdn_prefill")
+    assert not named and [e.algo for e in entries] == REGISTRY.algos_of("gdn_prefill")
     entries, named = choose(place, "sdpa, pt-reference,sdpa", timed=False)
     full_names = [e.algo.full_name for e in entries]
     assert named and full_names == ["attention_fwd/sdpa", "gdn_decode/pt-reference"]
@@ -231,7 +231,7 @@ def test_with_a_gpu_all_means_the_gpus():
     )
     entries, _ = choose(machine.place)
     assert {e.place.mode for e in entries} == {"cuda"}
-    on_gpu = {a.name for a in REGISTRY.of("gdn_decode") if "cuda" in a.modes}
+    on_gpu = {a.name for a in REGISTRY.algos_of("gdn_decode") if "cuda" in a.modes}
     assert {e.algo.name for e in entries} == on_gpu
     (cpp,), _ = choose(machine.place, "cpp-v1")
     assert cpp.place.mode == "cpu"  # named: it runs where it can
@@ -346,7 +346,7 @@ def test_new_copies_a_rung_and_puts_it_on_the_ladder(tmp_path, gdn):
     assert copies == sources | {"algo.toml": copies["algo.toml"]}
     known = registry.load(str(tmp_path))
     assert known.broken == () and known.find("cpp-v2").after == "cpp-v1"
-    names = [a.name for a in known.of("gdn_decode")]
+    names = [a.name for a in known.algos_of("gdn_decode")]
     assert names.index("cpp-v2") > names.index("cpp-v1")
 
     again = gdn("new", "cpp-v2", "--from", "cpp-v1", "--into", tmp_path)

@@ -44,7 +44,7 @@ def test_list_has_a_line_for_each_other_op_and_the_best_time(gdn, tmp_path):
     assert "~2.0 us  B=8" in mine
     names = names_of(lines)
     assert [name for name in names if name in REGISTRY.ops] == list(REGISTRY.ops)
-    of_decode = [algo.name for algo in REGISTRY.of("gdn_decode")]
+    of_decode = [algo.name for algo in REGISTRY.algos_of("gdn_decode")]
     # without torch the reason takes several lines of a narrow column
     assert [name for name in names if name in of_decode] == of_decode
     assert "sdpa" not in names
@@ -53,7 +53,7 @@ def test_list_has_a_line_for_each_other_op_and_the_best_time(gdn, tmp_path):
 
 def test_only_algos_that_lack_a_gpu_are_offered_one(capsys):
     places = [Place(None, "no GPU here", GET_GPU), Place(None, "x", "pip install x")]
-    algos = REGISTRY.of("gdn_decode")[:3]
+    algos = REGISTRY.algos_of("gdn_decode")[:3]
     shown.show_list([*zip(algos, [*places, places[1]], strict=True)], [], {})
     footer = " ".join(capsys.readouterr().out.split("\n\n")[1].split())
     assert footer.startswith(f"to run 1 of them: {MODAL} to run 2 of them: pip install")

@@ -28,7 +28,7 @@ ON_CPU = ["cpp-v1", "pt-reference"]
 # written here and one launch: these must live in CUDA graphs and on any stream
 ON_GPU = [
     a.name
-    for a in REGISTRY.of("gdn_decode")
+    for a in REGISTRY.algos_of("gdn_decode")
     if "cuda" in a.modes and a.language in ("cuda", "triton") and not a.packages
 ]
 
@@ -448,7 +448,7 @@ def test_tensors_where_the_algo_does_not_run(tmp_path):
     helpers.write_algo(tmp_path, "gpu-only", source, devices=["cuda"])
     machine = inventory.Machine(gpus=lambda: (inventory.Gpu("a GPU", "9.0", "1"),))
     with pytest.raises(ValueError, match="^gpu-only runs on cuda, got tensors on cpu$"):
-        loading.on(machine, "gpu-only", algos=tmp_path)(*wrong().values())
+        loading.load_for(machine, "gpu-only", algos=tmp_path)(*wrong().values())
 
 
 def test_an_algo_that_returns_something_else(tmp_path):
@@ -479,13 +479,13 @@ def test_algos_that_cannot_run_here(tmp_path, monkeypatch):
     monkeypatch.setattr(loading, "_loaded", {})
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     with pytest.raises(errors.MissingError, match="^gdn_decode/cuda-v4: no GPU here; "):
-        loading.on(machine, "cuda-v4")
+        loading.load_for(machine, "cuda-v4")
     message = (
         "^gdn_decode/fla-recurrent: no GPU here; TRITON_INTERPRET=1, set before Triton is"
         " imported, "
     )
     with pytest.raises(errors.MissingError, match=message):
-        loading.on(machine, "fla-recurrent")
+        loading.load_for(machine, "fla-recurrent")
     helpers.write_algo(
         tmp_path, "needs", "import torch\n", extra='[packages]\nnot_there = "not-there"'
     )
@@ -493,7 +493,7 @@ def test_algos_that_cannot_run_here(tmp_path, monkeypatch):
         errors.MissingError,
         match="^gdn_decode/needs: package not-there missing; pip install not-there",
     ):
-        loading.on(machine, "needs", algos=tmp_path)
+        loading.load_for(machine, "needs", algos=tmp_path)
 
 
 def test_algos_that_do_not_build(tmp_path):
@@ -573,10 +573,10 @@ def test_the_builders_environment_ends_with_the_build(tmp_path, monkeypatch):
     )
     helpers.write_algo(tmp_path, "fails", "raise RuntimeError('no')\n")
     before = dict(os.environ)
-    loading.on(machine, "builds", algos=tmp_path)
+    loading.load_for(machine, "builds", algos=tmp_path)
     assert dict(os.environ) == before
     with pytest.raises(errors.GdnError):
-        loading.on(machine, "fails", algos=tmp_path)
+        loading.load_for(machine, "fails", algos=tmp_path)
     assert dict(os.environ) == before
     assert len(seen) == 2
     for env in seen:

@@ -268,11 +268,11 @@ def test_the_cpus_near_a_gpu_are_nvml_s(monkeypatch):
 
 
 def test_the_worker_finds_its_gpu_by_the_uuid_that_torch_has():
-    assert environment._which("bbbbbbbb", (G0, G1)) == G1
-    assert environment._which("another", (G0, G1)) is None
+    assert environment._matching_gpu("bbbbbbbb", (G0, G1)) == G1
+    assert environment._matching_gpu("another", (G0, G1)) is None
     # a slice, which torch may call by its GPU
-    assert environment._which("another", (G2,)) == G2
-    assert environment._which("another", ()) is None
+    assert environment._matching_gpu("another", (G2,)) == G2
+    assert environment._matching_gpu("another", ()) is None
 
 
 # --- side by side

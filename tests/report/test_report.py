@@ -556,7 +556,7 @@ def test_a_style_stays_with_a_name():
     # on every page, with the user's own beside them
     assert every.items() <= more.items()
     assert every == styles_of(results("attention-climb.json"))
-    names = [[algo.name for algo in REGISTRY.of(op)] for op in REGISTRY.ops]
+    names = [[algo.name for algo in REGISTRY.algos_of(op)] for op in REGISTRY.ops]
     names[0].append("a-mine")
     for beside in names:
         assert len({more[name].colour for name in beside}) == len(beside)

@@ -288,7 +288,7 @@ def test_a_twins_state_has_the_size_that_the_recurrence_settles_at():
 
 @pytest.mark.parametrize("op", ["gdn_decode", "gdn_decode_bf16", "attention_fwd"])
 def test_the_contests_preset_has_all_workloads_and_its_iterations(op):
-    entries = [planning.Entry(a, None) for a in REGISTRY.of(op)]
+    entries = [planning.Entry(a, None) for a in REGISTRY.algos_of(op)]
     contest = presets.load_preset("contest")
     (part,) = planning.select(REGISTRY, entries, planning.Selected(), contest)
     assert part.workloads == embedded(REGISTRY.ops[op])
@@ -302,7 +302,7 @@ def test_short_names_still_mean_decodes(tmp_path, write_algo):
         assert known.find(name).full_name == f"gdn_decode/{name}"
         assert known.find(name, OP.name).full_name == f"gdn_decode_bf16/{name}"
     assert known.find("only-bf16").full_name == "gdn_decode_bf16/only-bf16"
-    assert known.of(OP.name)[0].name == "pt-reference"
+    assert known.algos_of(OP.name)[0].name == "pt-reference"
 
 
 # --- FlashInfer's call, without FlashInfer: test_peers.py reads its signature

@@ -21,7 +21,7 @@ TOLERANCE = {"output": 5e-3, "new_state": 1e-5}
 # torch.compile compiles again for each shape, which takes many seconds: see rungs/test_algos.py
 OURS = [
     a
-    for a in REGISTRY.of(OP.name)
+    for a in REGISTRY.algos_of(OP.name)
     if not a.packages
     and not any("torch.compile(" in p.read_text() for p in a.folder.glob("*.py"))
 ]

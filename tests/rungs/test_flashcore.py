@@ -590,7 +590,7 @@ def test_what_is_compiled_without_wgmma_says_so(compiled_cuts):
 ON_GPU = [
     pytest.param(algo, id=algo.full_name)
     for op in ("attention_fwd", "attention_fwd_causal")
-    for algo in REGISTRY.of(op)
+    for algo in REGISTRY.algos_of(op)
     if algo.name.startswith("flashcore")
 ]
 on_gpu = pytest.mark.parametrize("algo", ON_GPU)

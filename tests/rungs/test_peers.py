@@ -26,7 +26,7 @@ PEERS = [
     for base in BASES
     for op in (base, f"{base}_bf16")
     if op in REGISTRY.ops
-    for a in REGISTRY.of(op)
+    for a in REGISTRY.algos_of(op)
     if a.packages
 ]
 VLLM, SGLANG = (

@@ -17,7 +17,7 @@ from rungs.edges import Edges, exact, named
 
 REGISTRY = helpers.REGISTRY
 OP = REGISTRY.ops["gdn_prefill"]
-OURS = [a for a in REGISTRY.of(OP.name) if not a.packages]
+OURS = [a for a in REGISTRY.algos_of(OP.name) if not a.packages]
 # one launch or a few, nothing that asks the host: these must live in CUDA graphs and on any stream
 KERNELS = [
     a for a in OURS if a.language in ("cuda", "triton") and a.destination_passing

@@ -111,6 +111,16 @@ _GATES = {
     "initial_state": TensorArgument((4,), written=True),
 }
 _NUMBERS = {"first_slot": Number("int"), "epsilon": Number("float")}
+# of several tokens of a sequence
+_COUNTS = dict.fromkeys(
+    ("num_accepted_tokens", "cu_seqlens"), TensorArgument((1,), WHOLE, optional=True)
+)
+# of a layer's norm with its gate
+_NORM = {
+    "output_gate": TensorArgument((3,), BF16),
+    "norm_weight": TensorArgument((1,), F32 + BF16),
+}
+_NORM_NUMBERS = {"norm_eps": Number("float"), "sigmoid": Number("int"), **_NUMBERS}
 _run_decode = Operator(
     _decode,
     {
@@ -133,8 +143,7 @@ run_verify = Operator(
         **dict.fromkeys("ab", TensorArgument((2, 3), TOKENS + F32)),
         **_GATES,
         "ssm_state_indices": TensorArgument((1, 2), WHOLE),
-        "num_accepted_tokens": TensorArgument((1,), WHOLE, optional=True),
-        "cu_seqlens": TensorArgument((1,), WHOLE, optional=True),
+        **_COUNTS,
         "scale": Number("float?"),
         "out": TensorArgument((3, 4), TOKENS, written=True),
         # of mode BUFFER: [N, >= T, HV, V, K] of the pool's dtype takes the state after each
@@ -145,46 +154,38 @@ run_verify = Operator(
         **_NUMBERS,
     },
 )
+_OF_LAYER = {
+    "mixed_qkv": TensorArgument((2,), BF16),
+    **dict.fromkeys("ab", TensorArgument((2,), BF16)),
+    "A_log": TensorArgument((1,), F32),
+    "dt_bias": TensorArgument((1,), F32 + BF16),
+    "initial_state": _GATES["initial_state"],
+}
 _run_layer = Operator(
     _layer,
     {
-        "mixed_qkv": TensorArgument((2,), BF16),
-        **dict.fromkeys("ab", TensorArgument((2,), BF16)),
-        "A_log": TensorArgument((1,), F32),
-        "dt_bias": TensorArgument((1,), F32 + BF16),
-        "initial_state": _GATES["initial_state"],
+        **_OF_LAYER,
         "ssm_state_indices": TensorArgument((2,), WHOLE),
-        "num_accepted_tokens": TensorArgument((1,), WHOLE, optional=True),
-        "cu_seqlens": TensorArgument((1,), WHOLE, optional=True),
-        "output_gate": TensorArgument((3,), BF16),
-        "norm_weight": TensorArgument((1,), F32 + BF16),
+        **_COUNTS,
+        **_NORM,
         "scale": Number("float?"),
         "out": TensorArgument((3,), BF16, written=True),
-        "norm_eps": Number("float"),
-        "sigmoid": Number("int"),
-        **_NUMBERS,
+        **_NORM_NUMBERS,
     },
 )
 _run_layer_decode = Operator(
     _layer_decode,
     {
-        "mixed_qkv": TensorArgument((2,), BF16),
-        **dict.fromkeys("ab", TensorArgument((2,), BF16)),
-        "A_log": TensorArgument((1,), F32),
-        "dt_bias": TensorArgument((1,), F32 + BF16),
-        "initial_state": _GATES["initial_state"],
+        **_OF_LAYER,
         "ssm_state_indices": TensorArgument((1,), WHOLE),
         "scale": Number("float?"),
         "conv_weight": TensorArgument((2,), BF16),
         "conv_bias": TensorArgument((1,), BF16, optional=True),
         "conv_state": TensorArgument((3,), BF16, written=True),
-        "output_gate": TensorArgument((3,), BF16),
-        "norm_weight": TensorArgument((1,), F32 + BF16),
+        **_NORM,
         "out": TensorArgument((3,), (*BF16, torch.uint8), written=True),
         "out_scale": TensorArgument((2,), F32, written=True, optional=True),
-        "norm_eps": Number("float"),
-        "sigmoid": Number("int"),
-        **_NUMBERS,
+        **_NORM_NUMBERS,
     },
 )
 _run_gates = Operator(
@@ -700,15 +701,17 @@ def _v_first(name: str, states: Any, layout: str) -> Tensor:
     return tensor_checks.tensor(name, states, 4).mT
 
 
-def _check_checkpoints(places: Any, starts: Any, every: Any) -> None:
+def _check_checkpoints(places: Any, starts: Any, interval: Any) -> None:
     """Three arguments of chunk_prefill, of which one is given."""
-    if places is None or starts is None or every is None:
+    if places is None or starts is None or interval is None:
         names = "checkpoints_every, checkpoints and checkpoint_starts"
         raise ValueError(f"{names}: expected all three, or none")
     tensor_checks.tensor("checkpoints", places, 4)
-    number = tensor_checks.number("checkpoints_every", every, int)
+    number = tensor_checks.number("checkpoints_every", interval, int)
     if not number or number < 64 or number % 64:
-        raise ValueError(f"checkpoints_every: expected a multiple of 64, got {every}")
+        raise ValueError(
+            f"checkpoints_every: expected a multiple of 64, got {interval}"
+        )
 
 
 def _flat(name: str, x: Tensor, axes: int) -> Tensor:
@@ -744,7 +747,7 @@ def prepare(
     }
     for function in functions:
         if function not in list(known):
-            *first, last = (each.__name__ for each in known)
+            *first, last = (function.__name__ for function in known)
             names = f"{', '.join(first)} or {last}"
             raise UsageError(f"prepare: expected {names}, got {function!r:.80}")
     kind = str(device).partition(":")[0]
@@ -753,5 +756,5 @@ def prepare(
     for function in functions or (packed_decode, mtp_verify, chunk_prefill, gates):
         for exported in known[function]:
             exported.failed.clear()
-            of = torch.float32 if exported is _gates else dtype
-            exported[of, kind == "cuda"]
+            pool_dtype = torch.float32 if exported is _gates else dtype
+            exported[pool_dtype, kind == "cuda"]

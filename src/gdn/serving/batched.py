@@ -3,24 +3,36 @@ flash-linear-attention have them: on the functions for states in a pool."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
+from gdn_cli.errors import GdnError
+
 from . import chunk_prefill, mtp_verify, packed_decode
 
+HEAD = 128  # K and V
 _MOST_ROWS = 4096
 _rows: dict[torch.device, Tensor] = {}
 
 
 def rows(like: Tensor, count: int) -> Tensor:
     """[0, 1, ...] int32: the slots where each sequence's state is at its own place."""
-    kept = like.is_cuda and type(like) is Tensor and count <= _MOST_ROWS
-    if not kept or torch.cuda.is_current_stream_capturing():
+    cacheable = like.is_cuda and type(like) is Tensor and count <= _MOST_ROWS
+    if not cacheable or torch.cuda.is_current_stream_capturing():
         return torch.arange(count, dtype=torch.int32, device=like.device)
     if like.device not in _rows:
         numbers = torch.arange(_MOST_ROWS, dtype=torch.int32, device=like.device)
         _rows[like.device] = numbers
     return _rows[like.device][:count]
+
+
+def refuse_heads(layer: Any) -> None:
+    """GdnError for a client's layer with heads other than K = V = 128."""
+    K, V = layer.head_k_dim, layer.head_v_dim
+    if (K, V) != (HEAD, HEAD):
+        raise GdnError(f"heads: expected K = V = {HEAD}, got K = {K}, V = {V}")
 
 
 def refuse_float16(tokens: Tensor) -> None:

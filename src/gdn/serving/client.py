@@ -72,7 +72,7 @@ class Client:
         self.fallbacks: Counter[str] = Counter()
         FALLBACKS[package] = self.fallbacks
         self.active = False
-        self._put: set[str] = set()
+        self._replaced: set[str] = set()
         self._reports: dict[str, _Reports] = {}
         self._lock = threading.RLock()
 
@@ -87,23 +87,23 @@ class Client:
         """
         with self._lock:
             for hook in self.hooks:
-                if hook.name not in self._put:
+                if hook.name not in self._replaced:
                     self._install(hook)
             self.active = True
-            return [hook.name for hook in self.hooks if hook.name in self._put]
+            return [hook.name for hook in self.hooks if hook.name in self._replaced]
 
     def _install(self, hook: Hook) -> None:
-        why = self._difference(hook)
-        if why is None:
+        reason = self._difference(hook)
+        if reason is None:
             try:
                 hook.put()
-                self._put.add(hook.name)
+                self._replaced.add(hook.name)
                 return
             except (
                 AssertionError
             ) as e:  # vLLM's, of a name that another plug-in has taken
-                why = str(e)
-        _log.warning("%s: %s is not replaced: %s", self.package, hook.name, why)
+                reason = str(e)
+        _log.warning("%s: %s is not replaced: %s", self.package, hook.name, reason)
 
     def uninstall(self) -> None:
         """From now on the client's own functions are called. CUDA graphs that were captured before
@@ -120,10 +120,10 @@ class Client:
             print(folded_for(sys.stdout, str(e)))
             return 1
         for hook in self.hooks:
-            why = differences[hook.name]
-            state = f"stays as it is: {why}" if why else "can be replaced"
+            reason = differences[hook.name]
+            state = f"stays as it is: {reason}" if reason else "can be replaced"
             print(folded_for(sys.stdout, f"{version}: {hook.name} {state}"))
-            if not why:
+            if not reason:
                 print(folded_for(sys.stdout, f"  falls back: {hook.falls_back}"))
         return int(any(differences.values()))
 
@@ -156,18 +156,18 @@ class Client:
             reason = f"{path.replace(':', ': no ')} to replace: {one_line(e)}"
             raise MissingError(reason, hint=hint) from None
 
-    def fell_back(self, name: str, why: str) -> None:
+    def fell_back(self, name: str, reason: str) -> None:
         """Count it; a line in the log for the 1st, 10th, 100th, ... time for the same reason."""
         with self._lock:
             self.fallbacks[name] += 1
             if name not in self._reports:
                 self._reports[name] = _Reports(name, self.package)
-            self._reports[name].add(why)
+            self._reports[name].add(reason)
 
     def guarded(self, name: str, ours: Function) -> Function:
         """A function of (own, *arguments): ours, or own for what ours refuses before it launches
         anything."""
-        # kinds of calls -> why, as a library's refusal takes longer than a call; by what is
+        # kinds of calls -> reason, as a library's refusal takes longer than a call; by what is
         # quicker to look at
         refused: dict[Values, dict[Values, str]] = {}
 
@@ -175,19 +175,19 @@ class Client:
             if not self.active:
                 return own(*args, **named)
             kinds = refused.get(_strides(args, named)) if refused else None
-            why = kinds.get(_kind(args, named)) if kinds else None
-            if why is None:
+            reason = kinds.get(_kind(args, named)) if kinds else None
+            if reason is None:
                 try:
                     return ours(*args, **named)
                 # before anything was launched
                 except (ValueError, TypeError, GdnError) as e:
-                    why = str(e)
+                    reason = str(e)
                     # on a CPU values are looked at too: the next call of the kind may be right
                     lasting = not isinstance(e, GdnError) and not _on_cpu(args, named)
                     if lasting and len(refused) < _REMEMBERED:
                         kinds = refused.setdefault(_strides(args, named), {})
-                        kinds[_kind(args, named)] = why
-            self.fell_back(name, why)
+                        kinds[_kind(args, named)] = reason
+            self.fell_back(name, reason)
             return own(*args, **named)
 
         return call
@@ -209,8 +209,8 @@ class _Reports:
         self.name, self.package = name, package
         self.counts: Counter[str] = Counter()
 
-    def add(self, why: str) -> None:
-        reason = re.sub(r"\d+", "", why)  # the same whatever the sizes
+    def add(self, message: str) -> None:
+        reason = re.sub(r"\d+", "", message)  # the same whatever the sizes
         if reason not in self.counts and len(self.counts) >= _REMEMBERED:
             reason = "other reasons"
         self.counts[reason] += 1
@@ -218,7 +218,7 @@ class _Reports:
         if str(count).rstrip("0") == "1":
             calls = units.count(count, "call")
             line = "%s falls back to %s's own (%s so far): %s"
-            _log.warning(line, self.name, self.package, calls, why)
+            _log.warning(line, self.name, self.package, calls, message)
 
 
 def _on_cpu(args: Values, named: dict[str, Any]) -> bool:

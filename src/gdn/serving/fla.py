@@ -116,10 +116,10 @@ def _put() -> None:
 
     def chunk_verifier(self: Any, *args: Any, **named: Any) -> tuple[bool, str | None]:
         given = bind(*args, **named).arguments
-        why = refusal(**given, **given.pop("kwargs", {}))
-        if why:
-            CLIENT.fell_back(_NAME, why)
-        return not why, why or None
+        reason = refusal(**given, **given.pop("kwargs", {}))
+        if reason:
+            CLIENT.fell_back(_NAME, reason)
+        return not reason, reason or None
 
     def chunk_backend(self: Any, *args: Any, **named: Any) -> Any:
         return call(own, *args, **named)

@@ -100,22 +100,22 @@ class Library:
 def _kernel(rung: str) -> Library:
     """The library of a rung on the current device: built beforehand, else compiled here."""
     algo = libraries.source(rung)
-    here = _here(algo)
-    file = libraries.prebuilt(algo, *here)
+    platform = _platform(algo)
+    file = libraries.prebuilt(algo, *platform)
     if file:
         try:
             return Library(file)
         except Exception as e:  # it is damaged, or was linked with what is not here
             _log.warning("%s cannot be loaded, and is compiled: %s", file, one_line(e))
-    file = libraries.compiled(algo, *here)
+    file = libraries.compiled(algo, *platform)
     try:
         return Library(file)
     except Exception:  # an old build, linked with libraries that have changed since
         file.unlink(missing_ok=True)
-        return Library(libraries.compiled(algo, *here))
+        return Library(libraries.compiled(algo, *platform))
 
 
-def _here(algo: libraries.Source) -> tuple[tuple[int, int] | None, str | None]:
+def _platform(algo: libraries.Source) -> tuple[tuple[int, int] | None, str | None]:
     """The current GPU's capability and torch's CUDA; None of both for a CPU's library."""
     if algo.language == "cpp":
         return None, None
@@ -148,9 +148,9 @@ def _announce(cuda: bool) -> None:
 
 def _state(rung: str) -> str:
     algo = libraries.source(rung)
-    capability, cuda = here = _here(algo)
+    capability, cuda = _platform(algo)
     target = libraries.target(libraries.architecture(algo, capability))
-    file = libraries.prebuilt(algo, *here)
+    file = libraries.prebuilt(algo, capability, cuda)
     if file:
         return f"prebuilt for {file.stem.rpartition('-')[2]}"
     place = libraries.kept() / libraries.platform_name(cuda)

@@ -46,7 +46,7 @@ class TensorArgument:
 class Fixed:
     """What the library is always given: its argument of that name once more, or None."""
 
-    of: str | None = None
+    argument: str | None = None
     role = "-"
 
 
@@ -82,23 +82,24 @@ class Operator:
         arguments: dict[str, TensorArgument | Number | Fixed],
         pool: str = "initial_state",
     ) -> None:
-        self.pool = pool
-        self.exported = exported
-        self.fixed = {n: x.of for n, x in arguments.items() if isinstance(x, Fixed)}
+        self.exported, self.pool = exported, pool
+        self.fixed = {
+            n: x.argument for n, x in arguments.items() if isinstance(x, Fixed)
+        }
         self.takes = {n: x for n, x in arguments.items() if not isinstance(x, Fixed)}
         self._names = list(arguments)
         self._written = [n for n, x in self.takes.items() if x.role in "wW"]
-        self._own = [self._names.index(name) for name in self.takes]
+        self._places = [self._names.index(name) for name in self.takes]
         self._pool = self._names.index(pool)
         roles = [argument.role for argument in arguments.values()]
         self._roles = "".join(roles).encode()
         schema = _schema(self.takes)
-        whose = exported.name
-        self.operator = register(whose, schema, self._real, self._fake, whose)
+        name = exported.name
+        self.operator = register(name, schema, self._real, self._fake, name)
 
     def __call__(self, *args: Any) -> None:
         if is_dynamo_compiling():
-            self.operator(*[args[i] for i in self._own])
+            self.operator(*[args[i] for i in self._places])
             return
         native = straight_call.module
         if native is not None and native.fits(self._roles, args):
@@ -106,7 +107,7 @@ class Operator:
             self.exported[pool.dtype, pool.is_cuda](*args)
             native.wrote(self._roles, args)
             return
-        self.operator(*self._plain([args[i] for i in self._own]))
+        self.operator(*self._plain([args[i] for i in self._places]))
 
     def _plain(self, args: list[Any]) -> list[Any]:
         """What torch would answer with an error of its own, or with a copy that nobody
@@ -119,12 +120,12 @@ class Operator:
                 tensor_checks.plain(name, tensor_checks.tensor(name, args[i]))
         return args
 
-    def _real(self, *own: Any) -> None:
-        args = dict(zip(self.takes, own, strict=True))
+    def _real(self, *values: Any) -> None:
+        args = dict(zip(self.takes, values, strict=True))
         pool = tensor_checks.tensor(self.pool, args[self.pool])
         # first of all: where there is none, the reason is more than a dtype
         function = self.exported[pool.dtype, pool.is_cuda]
-        fixed = {name: args.get(same or "") for name, same in self.fixed.items()}
+        fixed = {name: args.get(source or "") for name, source in self.fixed.items()}
         given = tuple(map((args | fixed).__getitem__, self._names))
         native = straight_call.module
         if native is None or not native.fits(self._roles, given):
@@ -133,14 +134,14 @@ class Operator:
 
     def _in_words(self, args: dict[str, Any]) -> None:
         """Check what a library cannot see."""
-        read = self._checked(args)
-        for name, x in read.items():
+        inputs = self._checked(args)
+        for name, x in inputs.items():
             tensor_checks.stored(name, x)
-        written = {name: read.pop(name) for name in self._written if name in read}
-        tensor_checks.outputs_apart(written, read)
+        outputs = {name: inputs.pop(name) for name in self._written if name in inputs}
+        tensor_checks.outputs_apart(outputs, inputs)
 
-    def _fake(self, *own: Any) -> None:
-        self._checked(dict(zip(self.takes, own, strict=True)))
+    def _fake(self, *values: Any) -> None:
+        self._checked(dict(zip(self.takes, values, strict=True)))
 
     def _checked(self, args: dict[str, Any]) -> dict[str, Tensor]:
         """Check all that is known of fake tensors without a guard on their sizes. The tensors by

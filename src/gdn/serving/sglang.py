@@ -176,10 +176,17 @@ def _around_layer(
     return out
 
 
+def _registry() -> Any:
+    return importlib.import_module("sglang.srt.plugins.hook_registry")
+
+
+def _register(path: str, around: Any) -> None:
+    registry = _registry()
+    registry.HookRegistry.register(path, around, registry.HookType.AROUND)
+
+
 def _put_layer() -> None:
-    registry = importlib.import_module("sglang.srt.plugins.hook_registry")
-    kind = registry.HookType.AROUND
-    registry.HookRegistry.register(f"{_MODEL}.{_LAYER}", _around_layer, kind)
+    _register(f"{_MODEL}.{_LAYER}", _around_layer)
 
 
 _MODEL, _LAYER = "sglang.srt.models.qwen3_5", "Qwen3_5GatedDeltaNet.forward"
@@ -190,10 +197,7 @@ _UPDATE = "fused_sigmoid_gating_delta_rule_update"
 
 def _hook(module: str, name: str, ours: Any, falls_back: str) -> Hook:
     def put() -> None:
-        registry = importlib.import_module("sglang.srt.plugins.hook_registry")
-        around = CLIENT.guarded(name, ours)
-        kind = registry.HookType.AROUND
-        registry.HookRegistry.register(f"{_OPS}.{module}.{name}", around, kind)
+        _register(f"{_OPS}.{module}.{name}", CLIENT.guarded(name, ours))
 
     return Hook(name, {f"{_OPS}.{module}:{name}": (ours,)}, put, falls_back)
 
@@ -229,8 +233,7 @@ _layer = CLIENT.guarded(_LAYER, layer)
 def install() -> list[str]:
     """Client.install, and the registry applies its hooks, as SGLang does after its plug-ins."""
     names = CLIENT.install()
-    registry = importlib.import_module("sglang.srt.plugins.hook_registry")
-    registry.HookRegistry.apply_hooks()
+    _registry().HookRegistry.apply_hooks()
     return names
 
 

@@ -22,12 +22,10 @@ from torch import Tensor, nn
 from gdn_cli.errors import GdnError, MissingError, one_line
 
 from . import _decode, _prefill
-from .batched import decode, prefill, step, v_first
+from .batched import HEAD, decode, prefill, refuse_heads, step, v_first
 from .client import Client, Hook, no_way_back
 
 __all__ = ["check", "fallbacks", "kernelize", "mapping"]
-
-_HEAD = 128
 
 
 def layer(
@@ -47,29 +45,30 @@ def layer(
     modeling: Any = sys.modules[type(self).__module__]
     masked = modeling.apply_mask_to_padding_states(hidden_states, attention_mask)
     B, T, _ = masked.shape
-    kept: Tensor | None = None
+    cached: Tensor | None = None
     if cache is not None:
-        kept = cache.get_recurrent_state(self.layer_idx, state_idx=0)
+        cached = cache.get_recurrent_state(self.layer_idx, state_idx=0)
     a, b = self.in_proj_a(masked), self.in_proj_b(masked)
-    z = self.in_proj_z(masked).reshape(-1, _HEAD)
+    z = self.in_proj_z(masked).reshape(-1, HEAD)
     qkv = self.in_proj_qkv(masked).transpose(1, 2)
     gates = self.A_log.float(), self.dt_bias
     with no_way_back():
-        mixed = _convolved(self, modeling, qkv, cache, one=kept is not None and T == 1)
-        state = None if kept is None else kept.mT
+        single = cached is not None and T == 1
+        mixed = _convolved(self, modeling, qkv, cache, single)
+        state = None if cached is None else cached.mT
         in_place = state is not None and _as_ours(state)
-        if kept is not None and not in_place:
-            state = v_first(kept)
+        if cached is not None and not in_place:
+            state = v_first(cached)
         if state is not None and T == 1:
             out = decode(mixed.reshape(B, -1), a[:, 0], b[:, 0], *gates, state)
         else:
             sizes = [self.key_dim, self.key_dim, self.value_dim]
             tokens = mixed.transpose(1, 2).contiguous().split(sizes, dim=-1)
-            q, k, v = (x.unflatten(-1, (-1, _HEAD)) for x in tokens)
+            q, k, v = (x.unflatten(-1, (-1, HEAD)) for x in tokens)
             out, state = prefill(q, k, v, a, b, *gates, state=state)
         if cache is not None and not in_place:
             cache.update_recurrent_state(state.mT, self.layer_idx)
-    normed = self.norm(out.reshape(-1, _HEAD), z).reshape(B, T, -1)
+    normed = self.norm(out.reshape(-1, HEAD), z).reshape(B, T, -1)
     output: Tensor = self.out_proj(normed)
     return output
 
@@ -94,9 +93,7 @@ def _as_ours(state: Tensor) -> bool:
 def _refuse(
     self: Any, hidden_states: Tensor, cache: Any, kwargs: dict[str, Any]
 ) -> None:
-    if (self.head_k_dim, self.head_v_dim) != (_HEAD, _HEAD):
-        heads = f"got K = {self.head_k_dim}, V = {self.head_v_dim}"
-        raise GdnError(f"heads: expected K = V = {_HEAD}, {heads}")
+    refuse_heads(self)
     if hidden_states.dtype != torch.bfloat16:
         raise GdnError(f"hidden_states: expected bfloat16, got {hidden_states.dtype}")
     if kwargs.get("cu_seq_lens_q") is not None:
@@ -113,10 +110,12 @@ def _refuse(
         library[torch.float32, hidden_states.is_cuda]
 
 
-def _convolved(self: Any, modeling: Any, qkv: Tensor, cache: Any, one: bool) -> Tensor:
+def _convolved(
+    self: Any, modeling: Any, qkv: Tensor, cache: Any, single: bool
+) -> Tensor:
     """q, k, v [B, channels, T] after the convolution, whose state in the cache goes on."""
     weight, bias = self.conv1d.weight.squeeze(1), self.conv1d.bias
-    if one:
+    if single:
         state = cache.get_conv_state(self.layer_idx, state_idx=0)
         args = qkv, state, weight, bias, self.activation
         convolved: Tensor = modeling.causal_conv1d_update(*args)
@@ -257,13 +256,13 @@ def mapping(*names: str) -> dict[str, Any]:
     """What kernels.register_kernel_mapping and use_kernel_mapping take, of these hooks (default:
     all that have the signatures we know). MissingError: no transformers or kernels."""
     kernels = _kernels()
-    found = {}
+    hooks = {}
     for name in names or [hook.name for hook in CLIENT.hooks]:
         modes = {kernels.Mode.INFERENCE: _Repository(name)}
-        found[name] = {"cuda": modes, "cpu": modes}
-    for name in set(found) - set(CLIENT.install()):
-        del found[name]
-    return found
+        hooks[name] = {"cuda": modes, "cpu": modes}
+    for name in set(hooks) - set(CLIENT.install()):
+        del hooks[name]
+    return hooks
 
 
 def kernelize(model: Any) -> Any:

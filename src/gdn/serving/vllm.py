@@ -25,7 +25,7 @@ from . import _layer as _layer_library
 from . import _layer_decode as _layer_decode_library
 from . import _prefill as _prefill_library
 from . import chunk_prefill, layer_decode, layer_post_conv, mtp_verify, packed_decode
-from .batched import refuse_float16, rows
+from .batched import HEAD, refuse_float16, refuse_heads, rows
 from .client import Client, Hook, no_way_back
 
 __all__ = ["check", "fallbacks", "install", "uninstall"]
@@ -34,7 +34,6 @@ _LAYERS = "vllm.model_executor.layers.mamba.gdn.qwen_gdn_linear_attn"
 _DECODE = "fused_recurrent_gated_delta_rule_packed_decode"
 _UPDATE = "fused_sigmoid_gating_delta_rule_update"
 _DRAFTS = "fused_gdn_decode_post_conv_mtp"
-_HEAD = 128
 _taken: set[tuple[Any, ...]] = set()  # pools and rows that chunk_prefill takes
 
 
@@ -162,12 +161,12 @@ def drafts(
     output_gate: Tensor,
     norm_weight: Tensor,
     out: Tensor | None = None,
-    scale: float = _HEAD**-0.5,
+    scale: float = HEAD**-0.5,
     norm_eps: float = 1e-5,
     output_gate_activation: str = "silu",
 ) -> Tensor:
     """layer_post_conv with vLLM's defaults: its fused_gdn_decode_post_conv_mtp."""
-    written, _ = layer_post_conv(
+    return layer_post_conv(
         mixed_qkv,
         a,
         b,
@@ -183,8 +182,7 @@ def drafts(
         scale,
         norm_eps,
         output_gate_activation,
-    )
-    return written
+    )[0]
 
 
 def prompts_layer(
@@ -265,7 +263,7 @@ def _heads(self: Any, packed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """q and k [tokens, H, K], v [tokens, HV, V], in rows of all three."""
     sizes = [x // self.tp_size for x in (self.key_dim, self.key_dim, self.value_dim)]
     q, k, v = packed.split(sizes, dim=-1)
-    heads = -1, _HEAD
+    heads = -1, HEAD
     return q.unflatten(-1, heads), k.unflatten(-1, heads), v.unflatten(-1, heads)
 
 
@@ -277,9 +275,7 @@ def _metadata(self: Any) -> Any:
 
 
 def _refuse(self: Any, metadata: Any, mixed_qkv: Tensor) -> None:
-    if (self.head_k_dim, self.head_v_dim) != (_HEAD, _HEAD):
-        heads = f"got K = {self.head_k_dim}, V = {self.head_v_dim}"
-        raise GdnError(f"heads: expected K = V = {_HEAD}, {heads}")
+    refuse_heads(self)
     if metadata.flashinfer_checkpoint_plan is not None:
         raise GdnError("prefix caching wants FlashInfer's states within prompts")
     if metadata.num_decode_tokens != metadata.num_decodes:
@@ -288,13 +284,13 @@ def _refuse(self: Any, metadata: Any, mixed_qkv: Tensor) -> None:
     layout = pool.dtype, pool.shape[1:], pool.stride(), pool.data_ptr() % 32
     kind = *layout, mixed_qkv.dtype, mixed_qkv.shape[1]
     if kind not in _taken:
-        _ask(self, mixed_qkv.new_empty(1, mixed_qkv.shape[1]), pool)
+        _try_prefill(self, mixed_qkv.new_empty(1, mixed_qkv.shape[1]), pool)
         _taken.add(kind)
 
 
-def _ask(self: Any, packed: Tensor, pool: Tensor) -> None:
+def _try_prefill(self: Any, packed: Tensor, pool: Tensor) -> None:
     """A call of no sequence: everything is checked, and nothing launched."""
-    none = torch.zeros(1, dtype=torch.int32, device=pool.device)
+    zero = torch.zeros(1, dtype=torch.int32, device=pool.device)
     gates = packed.new_empty(1, pool.shape[1])
     q, k, v = _heads(self, packed)
     chunk_prefill(
@@ -306,8 +302,8 @@ def _ask(self: Any, packed: Tensor, pool: Tensor) -> None:
         self.A_log,
         self.dt_bias,
         pool,
-        none[:0],
-        none,
+        zero[:0],
+        zero,
     )
 
 
@@ -373,7 +369,7 @@ def _is_for_layer_decode(self: Any, vllm_config: Any) -> bool:
     heads = self.head_k_dim, self.head_v_dim, self.conv_kernel_size
     dtypes = vllm_config.model_config.dtype, self.get_state_dtype()[0]
     return (
-        heads == (_HEAD, _HEAD, 4)
+        heads == (HEAD, HEAD, 4)
         and dtypes == (torch.bfloat16, torch.bfloat16)
         and not self.gqa_interleaved_layout
         and self.num_v_heads <= 8 * self.num_k_heads
@@ -412,9 +408,8 @@ def _put_layer() -> None:
         "_forward_core_fused_norm_packed": fused_layer,
         "_forward_core_decode_spec_post_conv_fused_norm": drafts_layer,
     }
-    _registry().PluggableLayer.register_oot(name=own.__name__)(
-        type(f"Gdn{own.__name__}", (own,), methods)
-    )
+    ours = type(f"Gdn{own.__name__}", (own,), methods)
+    _registry().PluggableLayer.register_oot(name=own.__name__)(ours)
 
 
 def _decodes_alone(self: Any, metadata: Any) -> bool:
@@ -433,9 +428,10 @@ def _load(self: Any) -> None:
         return
     kind = self.get_state_dtype()[1], self.A_log.is_cuda
     drafts = self.speculative_config is not None
-    fused = (_layer_decode_library, *((_layer_library,) if drafts else ()))
-    fused = fused if self.enable_fused_gdn_spec_decode else ()
-    for library in (_decode_library, _prefill_library, *fused):
+    libraries = [_decode_library, _prefill_library]
+    if self.enable_fused_gdn_spec_decode:
+        libraries += [_layer_decode_library, *([_layer_library] if drafts else [])]
+    for library in libraries:
         with contextlib.suppress(GdnError):  # a call will say it
             library[kind]
 

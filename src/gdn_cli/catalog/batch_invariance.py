@@ -99,10 +99,10 @@ def rows(algo: Algo) -> list[Row]:
 def _merged(rows: list[Row]) -> list[Row]:
     """Rows without those whose next neighbour differs only in the size, or only in the length."""
     for ends in ("up_to", "length_up_to"):
-        kept: list[Row] = []
+        merged: list[Row] = []
         for row in rows:
-            if kept and replace(kept[-1], **{ends: getattr(row, ends)}) == row:
-                kept.pop()
-            kept.append(row)
-        rows = kept
+            if merged and replace(merged[-1], **{ends: getattr(row, ends)}) == row:
+                merged.pop()
+            merged.append(row)
+        rows = merged
     return rows

@@ -25,7 +25,7 @@ class Peaks(Struct, frozen=True, forbid_unknown_fields=True):
     dram: Positive | float
     source: Text
 
-    def of(self, units: Literal["tensor", "fp32"]) -> float:
+    def rate(self, units: Literal["tensor", "fp32"]) -> float:
         """TFLOP/s."""
         return self.tensor if units == "tensor" else self.fp32
 
@@ -35,7 +35,7 @@ class _File(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @cache
-def _known() -> dict[str, Peaks]:
+def _by_name() -> dict[str, Peaks]:
     path = Path(__file__).with_name("data") / "gpus.toml"
     return {
         name: peaks
@@ -48,4 +48,4 @@ def peaks_of(device: str) -> Peaks | None:
     """The peaks of a GPU by its name, whatever is said behind it ("NVIDIA H200, GPU
     1"); None where it is not known.
     """
-    return _known().get(re.split(r", GPU | \(", device)[0])
+    return _by_name().get(re.split(r", GPU | \(", device)[0])

@@ -8,7 +8,6 @@ give its namespace and what it exports names of its own.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Sequence
@@ -17,12 +16,13 @@ from functools import cached_property
 from pathlib import Path
 
 from .. import __version__
+from .. import source_hash as hashing
 from ..errors import UsageError
 from . import workloads
 from .formats import Solution
 from .ops import Op, TensorSpec
 from .pack import source_hash
-from .registry import Algo
+from .registry import Algo, numbers
 
 TEMPLATES = Path(__file__).parent / "data" / "hub"
 # the first line of build.toml: a folder with it may be packed into again
@@ -88,19 +88,19 @@ class Kernel:
         spaces = sorted(self.namespaces)
         renamed = {space: f"{self.function}_{space}" for space in spaces}
         for name, loose in _EXPORT.findall(self.text):
-            own = self.function if name == entry else f"{self.function}_{name}"
-            renamed[f"__tvm_ffi_{name}"] = f"__tvm_ffi_{own}"
+            export = self.function if name == entry else f"{self.function}_{name}"
+            renamed[f"__tvm_ffi_{name}"] = f"__tvm_ffi_{export}"
             if loose:
                 renamed[loose] = f"{self.function}_{loose}"
         return [f"{old}={new}" for old, new in renamed.items()]
 
     @property
     def capabilities(self) -> list[str]:
-        lowest = _version(self.algo.capability or "0.0")
-        able = [name for name in CAPABILITIES if _version(name) >= lowest]
+        lowest = numbers(self.algo.capability or "0.0")
+        able = [name for name in CAPABILITIES if numbers(name) >= lowest]
         if not self.algo.specific:
             return able
-        return [f"{name}a" if _version(name) >= (9, 0) else name for name in able]
+        return [f"{name}a" if numbers(name) >= (9, 0) else name for name in able]
 
     # --- as the templates have it
 
@@ -134,8 +134,8 @@ class Kernel:
     @property
     def written(self) -> list[str]:
         """The outputs that are not an input, for an op that is always in place; else all."""
-        kept = self.op.in_place if self.op.in_place_only else {}
-        return [name for name in self.op.outputs if name not in kept]
+        overwritten = self.op.in_place if self.op.in_place_only else {}
+        return [name for name in self.op.outputs if name not in overwritten]
 
     @property
     def results(self) -> list[str]:
@@ -148,8 +148,8 @@ class Kernel:
     @property
     def mutated(self) -> list[str]:
         """What torch's operator writes to."""
-        own = [self.op.in_place[n] for n in self.op.outputs if n not in self.written]
-        return own + self.written
+        inputs = [self.op.in_place[n] for n in self.op.outputs if n not in self.written]
+        return inputs + self.written
 
     @property
     def schema(self) -> str:
@@ -187,11 +187,11 @@ class Kernel:
     @property
     def sizes(self) -> list[tuple[str, dict[str, int]]]:
         """The benchmark's workloads: (part of a name, axes), the smallest first."""
-        every = sorted(workloads.embedded(self.op), key=lambda w: sum(w.axes.values()))
-        picked = [every[0], every[len(every) // 2]]
-        names = [self.op.label.format(**w.axes).lower() for w in picked]
+        twins = sorted(workloads.embedded(self.op), key=lambda w: sum(w.axes.values()))
+        chosen = [twins[0], twins[len(twins) // 2]]
+        names = [self.op.label.format(**w.axes).lower() for w in chosen]
         slugs = [re.sub(r"\W+", "_", name.replace("=", "")) for name in names]
-        return [(slug, w.axes) for slug, w in zip(slugs, picked, strict=True)]
+        return [(slug, w.axes) for slug, w in zip(slugs, chosen, strict=True)]
 
     @property
     def drawn(self) -> dict[str, str]:
@@ -210,9 +210,8 @@ def files(kernels: Sequence[Kernel], name: str, owner: str | None) -> dict[str, 
     backends = sorted({kernel.backend for kernel in kernels})
     by_function = {kernel.function: kernel for kernel in kernels}
     for backend in backends:
-        _check_backend(
-            backend, [k for k in kernels if k.backend == backend], by_function
-        )
+        members = [kernel for kernel in kernels if kernel.backend == backend]
+        _check_backend(backend, members, by_function)
     licences = {kernel.algo.provenance["license"] for kernel in kernels}
     if len(licences) > 1:
         hint = "pack them apart"
@@ -251,21 +250,17 @@ def files(kernels: Sequence[Kernel], name: str, owner: str | None) -> dict[str, 
 def digest(texts: dict[str, str]) -> str:
     """12 hex digits over all files."""
     parts = [part for path in sorted(texts) for part in (path, texts[path])]
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
-
-
-def _version(capability: str) -> tuple[int, ...]:
-    return tuple(map(int, capability.split(".")))
+    return hashing.digest(parts)
 
 
 def _check(kernel: Kernel) -> None:
     algo = kernel.algo
     if algo.language not in _BACKENDS:
         hint = "`gdn pack --for flashinfer` takes it; for the Hub, C++ and CUDA"
-        reason = (
-            f"{algo.full_name} is in {algo.language}, and is not packed for the Hub"
+        raise UsageError(
+            f"{algo.full_name} is in {algo.language}, and is not packed for the Hub",
+            hint=hint,
         )
-        raise UsageError(reason, hint=hint)
     if not algo.destination_passing:
         hint = "let its function write to tensors that it is given"
         raise UsageError(f"{algo.full_name} returns its results", hint=hint)
@@ -313,26 +308,26 @@ def _drawn(op: Op, name: str) -> str:
         return "None"
     shape = f"[{', '.join(spec.axes)}]"
     normal = f"torch.randn({shape})"
-    drawn = normal
+    values = normal
     if name == "cu_seqlens":
-        drawn = "torch.arange(num_seqs + 1) * total_seq_len // num_seqs"
+        values = "torch.arange(num_seqs + 1) * total_seq_len // num_seqs"
     elif name in op.slots:
         slots = op.outputs[op.slots[name]].axes[0]
-        drawn = f"1 + torch.randperm({slots} - 1)[: math.prod({shape})].view({shape})"
+        values = f"1 + torch.randperm({slots} - 1)[: math.prod({shape})].view({shape})"
     elif spec.between:
         low, high = spec.between
-        drawn = f"torch.randint({low}, ({high}) + 1, {shape})"
+        values = f"torch.randint({low}, ({high}) + 1, {shape})"
     elif spec.dtype == "bool":
-        drawn = f"torch.arange({spec.axes[0]}) % 4 != 3"
+        values = f"torch.arange({spec.axes[0]}) % 4 != 3"
     elif name == "A_log":
-        drawn = f"torch.empty({shape}).uniform_(1, 16).log()"
+        values = f"torch.empty({shape}).uniform_(1, 16).log()"
     elif name == "dt_bias":
-        drawn = f"torch.empty({shape}).uniform_(-6.9, -2.3)"
+        values = f"torch.empty({shape}).uniform_(-6.9, -2.3)"
     elif name in ("q", "k"):
-        drawn = f"torch.nn.functional.normalize({normal}, dim=-1)"
+        values = f"torch.nn.functional.normalize({normal}, dim=-1)"
     elif name in op.in_place.values():
-        drawn = f"0.17 * {normal}"
-    return f"({drawn}).to(self.device, torch.{spec.dtype})"
+        values = f"0.17 * {normal}"
+    return f"({values}).to(self.device, torch.{spec.dtype})"
 
 
 def _render(template: str, values: dict[str, object]) -> str:

@@ -66,35 +66,35 @@ def harness(name: str | None, isolated: bool) -> Harness:
     return Harness(name=name, needs=version.needs, how=version.how, isolated=isolated)
 
 
-def here(asked: Harness) -> Harness:
+def installed(wanted: Harness) -> Harness:
     """The harness with the folder that it has on this machine. MissingError, with pip's
     command, if it is not here.
     """
-    version = re.fullmatch(r"flashinfer-bench==(\S+)", asked.needs)
+    version = re.fullmatch(r"flashinfer-bench==(\S+)", wanted.needs)
     try:
         if version and metadata.version("flashinfer-bench") == version[1]:
-            return asked
+            return wanted
     except metadata.PackageNotFoundError:
         pass
-    folder = paths.harness_dir() / asked.name
-    placed = replace(asked, folder=str(folder))
-    if not _has(folder, asked.needs):
+    folder = paths.harness_dir() / wanted.name
+    placed = replace(wanted, folder=str(folder))
+    if not _holds(folder, wanted.needs):
         raise MissingError(
-            f"{asked.words} is not installed here", hint=placed.install()
+            f"{wanted.words} is not installed here", hint=placed.install()
         )
     return placed
 
 
-def there(asked: Harness, pinned: list[str]) -> Harness:
+def in_container(wanted: Harness, pinned: list[str]) -> Harness:
     """The harness in a container whose image has these pinned packages, and a folder for
     a harness that is none of them.
     """
-    if asked.needs in pinned:
-        return asked
-    return replace(asked, folder=f"{IN_IMAGE}/{asked.name}")
+    if wanted.needs in pinned:
+        return wanted
+    return replace(wanted, folder=f"{IN_IMAGE}/{wanted.name}")
 
 
-def _has(folder: Path, needs: str) -> bool:
+def _holds(folder: Path, needs: str) -> bool:
     """Whether pip has installed just this there: an archive by its address, else a version."""
     for info in folder.glob("flashinfer_bench-*.dist-info"):
         try:

@@ -96,18 +96,18 @@ class Heads(NamedTuple):
     v: int
 
     @classmethod
-    def of(cls, text: str) -> Heads:
+    def parse(cls, text: str) -> Heads:
         """Raises UsageError for text of another form, and if the value heads are not a
         multiple of the query heads.
         """
         match = re.fullmatch(r"\s*([0-9]{1,3})\s*/\s*([0-9]{1,3})\s*", text)
         qk, v = (int(match[1]), int(match[2])) if match else (0, 0)
         if not qk or not v or v % qk:
-            hint = (
-                "expected query/key heads and value heads, the second a multiple of the first,"
-                " such as 4/8"
+            raise UsageError(
+                f"heads '{text}'",
+                hint="expected query/key heads and value heads, the second a multiple of the"
+                " first, such as 4/8",
             )
-            raise UsageError(f"heads '{text}'", hint=hint)
         return cls(qk, v)
 
     def __str__(self) -> str:
@@ -234,13 +234,13 @@ class Op(_Keys, frozen=True, kw_only=True):
 
     def shape(self, spec: TensorSpec, axes: Mapping[str, int]) -> tuple[int, ...]:
         """The shape of an input or output at a workload's axes."""
-        return self._at(axes, spec.axes)
+        return self._sizes(axes, spec.axes)
 
     def moved(self, spec: TensorSpec, axes: Mapping[str, int]) -> tuple[int, ...]:
         """The shape of the elements that a call reads or writes: `moves`, or all."""
-        return (0,) if spec.moves == () else self._at(axes, spec.moves or spec.axes)
+        return (0,) if spec.moves == () else self._sizes(axes, spec.moves or spec.axes)
 
-    def _at(self, axes: Mapping[str, int], names: Iterable[str]) -> tuple[int, ...]:
+    def _sizes(self, axes: Mapping[str, int], names: Iterable[str]) -> tuple[int, ...]:
         sizes = {**self.fixed, **axes}
         return tuple(sizes[name] for name in names)
 
@@ -259,9 +259,8 @@ class Op(_Keys, frozen=True, kw_only=True):
         """Scalar inputs by number, each with a value that stands for its default."""
         defaults: list[tuple[int, float | None]] = []
         for i, spec in enumerate(self.inputs.values()):
-            defaults += [
-                (i, None if value == "None" else value) for value in spec.unset
-            ]
+            for value in spec.unset:
+                defaults.append((i, None if value == "None" else value))
         return defaults
 
     @property
@@ -320,18 +319,16 @@ def _files(folders: Iterable[Path]) -> dict[str, OpFile]:
     paths: dict[str, Path] = {}
     tables: dict[str, Json] = {}
     for path in (path for folder in folders for path in sorted(folder.glob("*.toml"))):
-        table = read_toml(path)
+        table, name = read_toml(path), path.stem
         if not table.keys() & {"definition", "inputs"}:
             continue
-        if path.stem in paths:
-            raise UsageError(
-                f"{path}: gdn has an op {path.stem}", hint="give the file another name"
-            )
-        paths[path.stem] = path
-        tables[path.stem] = table
+        if name in paths:
+            hint = "give the file another name"
+            raise UsageError(f"{path}: gdn has an op {name}", hint=hint)
+        paths[name], tables[name] = path, table
     return {
-        name: decode(_whole(name, tables, paths), OpFile, paths[name])
-        for name in tables
+        name: decode(_whole(name, tables, paths), OpFile, path)
+        for name, path in paths.items()
     }
 
 
@@ -385,7 +382,8 @@ class Ops(dict[str, Op]):
         if not match or not file or not file.heads:
             raise KeyError(name)
         try:
-            return self.at(match["family"], Heads.of(f"{match['qk']}/{match['v']}"))
+            heads = Heads.parse(f"{match['qk']}/{match['v']}")
+            return self.at_heads(match["family"], heads)
         except UsageError:
             raise KeyError(name) from None
 
@@ -398,7 +396,7 @@ class Ops(dict[str, Op]):
         except KeyError:
             return default
 
-    def at(self, family: str, heads: Heads) -> Op:
+    def at_heads(self, family: str, heads: Heads) -> Op:
         """An op at other numbers of heads. UsageError if its heads cannot be chosen."""
         file = self._files[family]
         if not file.heads:
@@ -413,9 +411,9 @@ class Ops(dict[str, Op]):
         heads = re.search("_qk([0-9]{1,3})_v([0-9]{1,3})(?=_|$)", definition)
         for name, op in self.items():
             other = self.get(f"{name}_qk{heads[1]}_v{heads[2]}") if heads else None
-            for each in (op, other):
-                if each and each.definition == definition:
-                    return each
+            for candidate in (op, other):
+                if candidate and candidate.definition == definition:
+                    return candidate
         return None
 
 

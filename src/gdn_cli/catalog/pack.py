@@ -100,13 +100,11 @@ def definition(op: Op, registry: Registry) -> Definition:
         axes[axis] = {"type": "const", "value": size} if size else {"type": "var"}
 
     def tensors(specs: dict[str, TensorSpec]) -> dict[str, Tensor]:
-        return {
-            name: {
-                "shape": list(spec.shape) if spec.shape else None,
-                "dtype": spec.dtype,
-            }
-            for name, spec in specs.items()
-        }
+        table: dict[str, Tensor] = {}
+        for name, spec in specs.items():
+            shape = list(spec.shape) if spec.shape else None
+            table[name] = {"shape": shape, "dtype": spec.dtype}
+        return table
 
     return {
         "name": op.definition,

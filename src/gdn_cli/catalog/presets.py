@@ -28,8 +28,7 @@ class Sampling(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Tr
     trials: Positive | None = None
 
     def __post_init__(self) -> None:
-        counts = [self.warmup, self.iterations, self.trials]
-        missing = counts.count(None)
+        missing = [self.warmup, self.iterations, self.trials].count(None)
         if missing != (3 if self.seconds else 0):
             expected = "either a number, or warmup, iterations and trials"
             raise WrongError(["seconds"], expected, self.seconds)

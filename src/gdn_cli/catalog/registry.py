@@ -138,12 +138,12 @@ def read_algo(path: Path, op: str) -> Algo:
             " '_' or '-'"
         )
     shares = _shares(algo, path)
-    for key, named in (("entry_point", algo.entry_point), ("setup", algo.setup)):
-        file = (named or "").partition("::")[0]
+    for key, value in (("entry_point", algo.entry_point), ("setup", algo.setup)):
+        file = (value or "").partition("::")[0]
         shared = file in [other.name for other in shares]
         if file and not shared and not is_source(folder / file, folder):
             expected = "a file of this folder, or one that it shares"
-            raise wrong(path, [key], expected, named)
+            raise wrong(path, [key], expected, value)
     if algo.tune:
         suffix = _TUNED[algo.language]
         file = algo.tune.file
@@ -154,6 +154,11 @@ def read_algo(path: Path, op: str) -> Algo:
             raise wrong(path, ["tune", "file"], expected, file)
     changes = {"op": op, "name": folder.name, "folder": folder, "shares": shares}
     return Algo(**msgspec.structs.asdict(algo) | changes)
+
+
+def numbers(capability: str) -> tuple[int, ...]:
+    """A compute capability to compare with others: "9.0" -> (9, 0)."""
+    return tuple(map(int, capability.split(".")))
 
 
 def is_source(path: Path, folder: Path) -> bool:
@@ -210,9 +215,9 @@ class Registry:
         op = self.ops[name]
         if not self.heads:
             return op
-        return self.ops.at(op.family, self.heads)
+        return self.ops.at_heads(op.family, self.heads)
 
-    def of(self, op: str) -> list[Algo]:
+    def algos_of(self, op: str) -> list[Algo]:
         """The algos of an op, in ladder order: each rung after the one that its `after`
         names, otherwise by name. [] for an unknown op, because a document of records
         may name any.
@@ -230,15 +235,14 @@ class Registry:
         short_names = {algo.name for algo in self.algos}
         if name not in short_names and os.path.exists(name):
             return self._at_path(Path(name), op)
-
         given, _, short = name.rpartition("/")
-        every: list[Algo | Broken] = [*self.algos, *self.broken]
-        known = {(algo.op, algo.name): algo for algo in every}
+        entries: list[Algo | Broken] = [*self.algos, *self.broken]
+        known = {(algo.op, algo.name): algo for algo in entries}
         wanted = given or op
         target = self.op(wanted) if wanted else None
         family = self.op(op).family if op else None
         full = f"{target.family}/{short}" if given and target else short
-        algo = known[named(full, family, known, self._where)]
+        algo = known[named(full, family, known, self._hint)]
         if isinstance(algo, Broken):
             raise algo.error
         target = target or self.op(algo.op)
@@ -253,10 +257,9 @@ class Registry:
         """The algo of a folder, or of a file in it."""
         folder = Path(os.path.abspath(path if path.is_dir() else path.parent))
         if not os.path.isfile(folder / "algo.toml"):
-            what = "" if path.is_dir() else " beside it"
-            raise UsageError(
-                f"{path}: no algo.toml{what}, so it is no algo", hint=_NO_ALGO
-            )
+            place = "" if path.is_dir() else " beside it"
+            reason = f"{path}: no algo.toml{place}, so it is no algo"
+            raise UsageError(reason, hint=_NO_ALGO)
         algo = _read_for(folder / "algo.toml", self.ops)
         target = self.op(op or algo.op)
         if target.family != algo.op:
@@ -264,7 +267,7 @@ class Registry:
         return _at_heads(algo, target)
 
     @property
-    def _where(self) -> str:
+    def _hint(self) -> str:
         """What to do about a name that is not there."""
         folders = listed(map(str, self.roots))
         return (
@@ -400,7 +403,7 @@ def load(own: str | None = None, heads: str | None = None) -> Registry:
         ops=ops,
         algos=tuple(ordered),
         broken=tuple(broken.values()),
-        heads=Heads.of(heads) if heads else None,
+        heads=Heads.parse(heads) if heads else None,
         roots=roots,
     )
 

@@ -19,7 +19,7 @@ from ..parsing import Json, Positive, Text, decode, json_of, read_text
 from ..units import listed
 from .formats import Calls
 from .ops import Op
-from .workloads import Workload, embedded
+from .workloads import Workload, embedded, in_words
 
 _LFS_POINTER = "version https://git-lfs"
 
@@ -185,21 +185,14 @@ def _same_definition(op: Op, path: Path, definition: Json) -> None:
     """Check for the same inputs and outputs, in order. Fixed axes are compared by
     value: their names do not matter.
     """
-    failed = partial(
-        MissingError, hint="the folder is made for another version of the definition"
-    )
+    hint = "the folder is made for another version of the definition"
+    failed = partial(MissingError, hint=hint)
     calls = decode(definition, Calls, path, failed)
     axes = {name: axis.get("value") for name, axis in calls["axes"].items()}
-    for tensors, specs in (
-        (calls["inputs"], op.inputs),
-        (calls["outputs"], op.outputs),
-    ):
+    pairs = (calls["inputs"], op.inputs), (calls["outputs"], op.outputs)
+    for tensors, specs in pairs:
         # gdn's ops have no optional inputs: those of a definition are left out
-        names = [
-            name
-            for name, tensor in tensors.items()
-            if name in specs or not tensor.get("optional")
-        ]
+        names = [n for n, x in tensors.items() if n in specs or not x.get("optional")]
         if names != list(specs):
             raise failed(
                 f"{path}: it has {', '.join(names)}; {op.name} has {', '.join(specs)}"
@@ -232,9 +225,8 @@ def _row(op: Op, where: str, line: str, index: int, within: _Within) -> Workload
     fixed = {name: size for name, size in row.axes.items() if name in op.fixed}
     variable = set(row.axes) - set(fixed)
     if variable != set(op.var_axes) or not fixed.items() <= op.fixed.items():
-        sizes = ", ".join(f"{name}={size}" for name, size in row.axes.items())
         raise MissingError(
-            f"{where}: axes {sizes or 'none'}; those of {op.name} are"
+            f"{where}: axes {in_words(row.axes) or 'none'}; those of {op.name} are"
             f" {', '.join(op.var_axes)}"
         )
     for name, spec in row.inputs.items():

@@ -223,8 +223,8 @@ def _of_one_length(
     gpu: str, sms: int, chosen: Sequence[tuple[int, Constants]]
 ) -> list[Row]:
     rows = []
-    for (size, constants), (following, others) in itertools.pairwise(chosen):
-        if others != constants:
+    for (size, constants), (following, next_constants) in itertools.pairwise(chosen):
+        if next_constants != constants:
             rows.append(Row(gpu, sms, math.isqrt(size * following), constants))
     rows.append(Row(gpu, sms, ENDLESS, chosen[-1][1]))
     return rows
@@ -239,11 +239,11 @@ def merge(old: Sequence[Row], new: Sequence[Row]) -> list[Row]:
     """
     gpu, sms = new[0].gpu, new[0].sms
     old = [row for row in old if row.gpu != UNTUNED]
-    same = [i for i, row in enumerate(old) if row.gpu == gpu or row.sms == sms]
-    place = same[0] if same else len(old)
-    before = [row for row in old[:place] if row.gpu != gpu]
-    after = [row for row in old[place:] if row.gpu != gpu]
-    return [*before, *new, *after]
+    places = [i for i, row in enumerate(old) if row.gpu == gpu or row.sms == sms]
+    place = min(places, default=len(old))
+    above = [row for row in old[:place] if row.gpu != gpu]
+    below = [row for row in old[place:] if row.gpu != gpu]
+    return [*above, *new, *below]
 
 
 def built_with(algo: Algo) -> list[Row]:
@@ -276,17 +276,17 @@ def candidates(algo: Algo) -> tuple[list[Constants], int]:
             hint=f"at most {MOST}: name fewer values",
         )
     holds = condition(tune.where or "1", tune.constants)
-    kept = []
+    good = []
     for values in itertools.product(*tune.constants.values()):
         constants = dict(zip(tune.constants, values, strict=True))
         try:
             if holds(constants):
-                kept.append(constants)
+                good.append(constants)
         except ValueError as e:
             raise UsageError(f"{path}: $.tune.where: '{tune.where}': {e}") from None
-    if not kept:
+    if not good:
         raise UsageError(f"{path}: $.tune.where: '{tune.where}' leaves no candidate")
-    return kept, count - len(kept)
+    return good, count - len(good)
 
 
 def narrowed(algo: Algo, only: Sequence[str]) -> Algo:
@@ -319,8 +319,8 @@ def candidate(algo: Algo, op: Op, constants: Constants) -> Algo:
     """The algo with these constants at every size; its folder is not changed."""
     tune = algo.tuning
     row = Row(CANDIDATE, 0, ENDLESS, constants, ENDLESS if tune.length else None)
-    text = render(tune, [row])
-    return with_table(algo, op, f"{algo.name}[{label(constants)}]", text)
+    name = f"{algo.name}[{label(constants)}]"
+    return with_table(algo, op, name, render(tune, [row]))
 
 
 def with_table(algo: Algo, op: Op, name: str, table: str) -> Algo:
@@ -329,7 +329,7 @@ def with_table(algo: Algo, op: Op, name: str, table: str) -> Algo:
     """
     solution = pack(algo, op, name=f"{op.name}-{name}")
     generated: Source = {"path": algo.tuning.file, "content": table}
-    sources = [*_own(algo, solution["sources"]), generated]
+    sources = [*_handwritten(algo, solution["sources"]), generated]
     sources.sort(key=lambda source: source["path"])
     return structs.replace(algo, name=name, solution=solution | {"sources": sources})
 
@@ -337,8 +337,8 @@ def with_table(algo: Algo, op: Op, name: str, table: str) -> Algo:
 def own_hash(algo: Algo, op: Op) -> str:
     """The hash of the algo's sources without the generated file: a tuning is valid for these."""
     solution = pack(algo, op)
-    return source_hash(solution | {"sources": _own(algo, solution["sources"])})
+    return source_hash(solution | {"sources": _handwritten(algo, solution["sources"])})
 
 
-def _own(algo: Algo, sources: list[Source]) -> list[Source]:
+def _handwritten(algo: Algo, sources: list[Source]) -> list[Source]:
     return [source for source in sources if source["path"] != algo.tuning.file]

@@ -129,14 +129,14 @@ def twin(
         except ValueError:
             continue  # of tensors' values, not of axes alone
         try:
-            held = holds(sizes)
+            fits = holds(sizes)
         except ValueError as e:
             file = f"configs/{op.family}.toml"
             raise UsageError(
                 f"{file}: $.constraints: '{text}': {e} at these axes"
             ) from None
-        if not held:
-            given = _words({axis: axes[axis] for axis in op.var_axes if axis in text})
+        if not fits:
+            given = in_words({axis: axes[axis] for axis in op.var_axes if axis in text})
             raise UsageError(f"{op.name}: {given}", hint=f"expected {text}")
     axes = {name: axes[name] for name in op.var_axes}
     # one sequence: the axes determine it, and the twin is the same
@@ -150,13 +150,14 @@ def _check_slots(op: Op, axes: Mapping[str, int], rows: str, pool: str) -> None:
     slots = op.outputs[pool].axes[0]
     if axes[slots] <= prod(op.shape(op.inputs[rows], axes)):
         raise UsageError(
-            f"{slots}={axes[slots]} with {_words({name: axes[name] for name in names})}",
+            f"{slots}={axes[slots]} with {in_words({name: axes[name] for name in names})}",
             hint="each row has its own slot, and slot 0 is for padding: give"
             f" {' * '.join(names)} + 1 or more",
         )
 
 
-def _words(axes: Mapping[str, int]) -> str:
+def in_words(axes: Mapping[str, int]) -> str:
+    """batch_size=64, num_slots=65."""
     return ", ".join(f"{name}={size}" for name, size in axes.items())
 
 
@@ -241,11 +242,11 @@ def _union(
             continue
         # "3,7" is two indices; within an axis filter the comma means "and"
         for token in text.split(","):
-            places.update(_named(op, workloads, token.strip()))
+            places.update(_positions(op, workloads, token.strip()))
     return [workloads[i] for i in sorted(places)] + list(twins.values())
 
 
-def _named(op: Op, workloads: Sequence[Workload], token: str) -> Sequence[int]:
+def _positions(op: Op, workloads: Sequence[Workload], token: str) -> Sequence[int]:
     """Positions of an index, a range, or a uuid prefix."""
     count = len(workloads)
     numbers = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", token)
@@ -333,19 +334,19 @@ def _at_axes(
     drawn = twin(op, axes, seq_lens)
     if drawn and drawn.seq_lens:
         # lengths decide, not axes: only the twin itself has them
-        same = [w for w in workloads if w.uuid == drawn.uuid]
+        matches = [w for w in workloads if w.uuid == drawn.uuid]
     else:
         wanted = drawn.axes if drawn and seq_lens else axes
-        same = [w for w in workloads if wanted and wanted.items() <= w.axes.items()]
-    if drawn and not same:
-        same = [drawn]
-    if same:
-        return same
-    left = [axis for axis in op.var_axes if axis not in axes]
-    needed = [axis for axis in left if axis not in (*op.defaults, "batch_size")]
+        matches = [w for w in workloads if wanted and wanted.items() <= w.axes.items()]
+    if matches:
+        return matches
+    if drawn:
+        return [drawn]
+    missing = [axis for axis in op.var_axes if axis not in axes]
+    needed = [axis for axis in missing if axis not in (*op.defaults, "batch_size")]
     raise UsageError(
-        f"no workload of {op.name} has {_words(axes)}",
-        hint=f"add {' and '.join(needed or left)} for a twin drawn at those axes;"
+        f"no workload of {op.name} has {in_words(axes)}",
+        hint=f"add {' and '.join(needed or missing)} for a twin drawn at those axes;"
         " `gdn data list` shows what there is",
     )
 
@@ -353,11 +354,11 @@ def _at_axes(
 def _preset(op: Op, workloads: Sequence[Workload], preset: Preset) -> list[Workload]:
     where = f"{preset.files}: $.{preset.name}.workloads"
     names = [op.family, op.like, "*"]
-    listed = [preset.workloads[name] for name in names if name in preset.workloads]
-    if not listed:
+    name = next((name for name in names if name in preset.workloads), None)
+    if name is None:
         ops = ", ".join(preset.workloads) or "none"
         raise UsageError(f"{where}: no workloads for {op.family}, it has {ops}")
-    entries = listed[0]
+    entries = preset.workloads[name]
     if entries == "all":
         return list(workloads)
     picked: dict[str, Workload] = {}

@@ -38,7 +38,7 @@ def list_(
     machine = o.machine()
     listed, broken = list(known.algos), list(known.broken)
     if op:
-        listed = known.of(known.op(op).name)
+        listed = known.algos_of(known.op(op).name)
         broken = [b for b in broken if b.op == known.op(op).family]
     placed = [(algo, machine.place(algo)) for algo in listed]
     if json:

@@ -214,7 +214,7 @@ def carry_out(
     parts = planning.select(known, entries, chosen, preset, overrides)
     plan = planning.prepare(known, parts, settings)
     if harness:
-        find = elsewhere.harness if elsewhere else official.here
+        find = elsewhere.harness if elsewhere else official.installed
         harness = find(harness)
         planning.add_judge(plan, harness)
     options = o.recorded(

@@ -67,7 +67,7 @@ def written(
     names = registry.names(algos.algo) if algos.algo != "all" else []
     picked = [known.find(name, algos.op) for name in names]
     for op in [] if names else ops:
-        picked += known.of(op.name)
+        picked += known.algos_of(op.name)
     solutions = [pack.pack(a, known.ops[a.op]) for a in picked if a.op in chosen]
     with screen.progress("data build", json) as progress:
         return trace_set_writer.build(

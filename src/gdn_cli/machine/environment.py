@@ -31,11 +31,11 @@ def versions() -> dict[str, str]:
     """Versions by package metadata: the release of flashinfer-bench has __version__ 0.0.0.dev0."""
     from importlib import metadata
 
-    found = {"gdn": __version__, "python": platform.python_version()}
+    releases = {"gdn": __version__, "python": platform.python_version()}
     for name in _PACKAGES:
         with contextlib.suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    return found
+            releases[name] = metadata.version(name)
+    return releases
 
 
 def allocation() -> str | None:
@@ -51,44 +51,45 @@ def describe(mode: str) -> Environment:
     """The environment of a worker that runs in `mode`. Imports torch."""
     import torch
 
-    here = Environment(
+    environment = Environment(
         versions=versions() | {"torch": str(torch.__version__)}, cpus=os.cpu_count()
     )
     if mode == "cuda":
-        _describe_gpu(here)
-        here.cuda = torch.version.cuda
+        _describe_gpu(environment)
+        environment.cuda = torch.version.cuda
         # otherwise built for this GPU, see `specific`
-        here.architectures = os.environ.get(inventory.ARCHITECTURES)
+        environment.architectures = os.environ.get(inventory.ARCHITECTURES)
     else:
-        here.cpu, here.threads = cpu_name(), torch.get_num_threads()
+        environment.cpu, environment.threads = cpu_name(), torch.get_num_threads()
     # for a GPU too: the host launches what runs there
     if hasattr(os, "sched_getaffinity"):
         cpus = os.sched_getaffinity(0)
-        here.cpus, here.affinity = len(cpus), ranges(cpus)
-    return here
+        environment.cpus, environment.affinity = len(cpus), ranges(cpus)
+    return environment
 
 
-def _describe_gpu(here: Environment) -> None:
+def _describe_gpu(environment: Environment) -> None:
     """The GPU in use: properties that do not change while it runs."""
     import torch
 
     properties = torch.cuda.get_device_properties(0)
-    here.gpu = properties.name
-    here.capability = f"{properties.major}.{properties.minor}"
-    here.sms = properties.multi_processor_count
-    here.l2_bytes = properties.L2_cache_size
-    gpu = _which(str(properties.uuid), inventory.gpus())
+    environment.gpu = properties.name
+    environment.capability = f"{properties.major}.{properties.minor}"
+    environment.sms = properties.multi_processor_count
+    environment.l2_bytes = properties.L2_cache_size
+    gpu = _matching_gpu(str(properties.uuid), inventory.gpus())
     if gpu:
-        here.gpu_index, here.gpu_uuid = gpu.index, gpu.uuid
+        environment.gpu_index, environment.gpu_uuid = gpu.index, gpu.uuid
     # a container may hide it: leave it out rather than guess
     with contextlib.suppress(Exception):
         nvml, handle = _opened()
-        here.driver = nvml.nvmlSystemGetDriverVersion()
-        clock = nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM)
-        here.max_sm_clock_mhz = clock
+        environment.driver = nvml.nvmlSystemGetDriverVersion()
+        environment.max_sm_clock_mhz = nvml.nvmlDeviceGetMaxClockInfo(
+            handle, nvml.NVML_CLOCK_SM
+        )
 
 
-def _which(uuid: str, visible: Sequence[inventory.Gpu]) -> inventory.Gpu | None:
+def _matching_gpu(uuid: str, visible: Sequence[inventory.Gpu]) -> inventory.Gpu | None:
     """The GPU with this UUID as torch gives it (without GPU- or MIG-), otherwise the
     only GPU if there is just one.
     """
@@ -182,20 +183,20 @@ def doubts(
     target                 the plan's: half the width of the median's 95 % interval, as
       a share of the median
     """
-    found = [
+    return [
         *_shared([before, *during, after]),
         *_slowed([*during, after]),
         *_moved(during),
+        # a cause says more than its effect
+        *(host_load.doubts(timing) or _noisy(timing, target)),
     ]
-    # a cause says more than its effect
-    return found + (host_load.doubts(timing) or _noisy(timing, target))
 
 
 def _shared(states: list[GpuState]) -> list[str]:
-    most = max(state.other_processes or 0 for state in states)
-    if most == 0:
+    count = max(state.other_processes or 0 for state in states)
+    if count == 0:
         return []
-    others = units.count(most, "other process", "other processes")
+    others = units.count(count, "other process", "other processes")
     advice = "measure again when the GPU is free"
     return [f"{others} used the GPU while this was measured: {advice}"]
 
@@ -313,10 +314,10 @@ def commit() -> Commit:
     def git(*args: str) -> str | None:
         try:
             command = ["git", "-C", str(paths.ALGOS_DIR.parent), *args]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=10)
+            result = subprocess.run(command, capture_output=True, text=True, timeout=10)
         except (OSError, subprocess.TimeoutExpired):
             return None
-        return done.stdout.strip() if done.returncode == 0 else None
+        return result.stdout.strip() if result.returncode == 0 else None
 
     head = git("rev-parse", "--short=12", "HEAD")
     if not head:

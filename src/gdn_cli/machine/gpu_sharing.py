@@ -43,8 +43,8 @@ def side_by_side(work: Sequence[Callable[[], None]], stop: threading.Event) -> N
     must watch for it. The exception is raised here.
     """
     if len(work) < 2:
-        for only in work:
-            only()
+        for task in work:
+            task()
         return
     pool = ThreadPoolExecutor(len(work), "gdn-lane")
     running = threading.Condition()
@@ -62,8 +62,8 @@ def side_by_side(work: Sequence[Callable[[], None]], stop: threading.Event) -> N
                 running.notify_all()
 
     try:
-        for done in as_completed([pool.submit(lane, task) for task in work]):
-            done.result()
+        for future in as_completed([pool.submit(lane, task) for task in work]):
+            future.result()
     except BaseException:
         stop.set()
         raise
@@ -93,12 +93,12 @@ def cpus(gpus: Sequence[Gpu], machine: Machine = HERE) -> dict[Gpu, frozenset[in
         sides = dict.fromkeys(gpus, allowed)
     shares = {}
     for side in dict.fromkeys(sides.values()):
-        here = [gpu for gpu in gpus if sides[gpu] == side]
+        group = [gpu for gpu in gpus if sides[gpu] == side]
         cores = _cores(side)
-        if len(cores) < _LEAST * len(here):
+        if len(cores) < _LEAST * len(group):
             return everywhere
-        for i, gpu in enumerate(here):
-            first, end = (len(cores) * k // len(here) for k in (i, i + 1))
+        for i, gpu in enumerate(group):
+            first, end = (len(cores) * k // len(group) for k in (i, i + 1))
             shares[gpu] = frozenset[int]().union(*cores[first:end])
     return shares
 
@@ -113,8 +113,8 @@ def _siblings(cpu: int) -> set[int]:
     file = f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"
     siblings = {cpu}
     try:
-        for run in Path(file).read_text().strip().split(","):
-            first, _, last = run.partition("-")
+        for span in Path(file).read_text().strip().split(","):
+            first, _, last = span.partition("-")
             siblings.update(range(int(first), int(last or first) + 1))
     except (OSError, ValueError):  # not Linux, or hidden by a container
         return {cpu}

@@ -61,9 +61,8 @@ class Round(NamedTuple):
     def waiting(self) -> bool:
         """Whether other processes had the CPUs while this process's threads were ready."""
         lasted = self.ended - self.began
-        return self.waited_s > _WAITED * lasted or self.preempted > max(
-            3, _PREEMPTED * lasted
-        )
+        preempted = self.preempted > max(3, _PREEMPTED * lasted)
+        return preempted or self.waited_s > _WAITED * lasted
 
     @property
     def slowed(self) -> bool:
@@ -126,12 +125,12 @@ class Witness:
 
     def shared(self) -> tuple[float, int]:
         """(CPUs used by other processes since the beginning, number of CPUs)."""
-        began, (before, _), own = self._began
-        now, cpus = _busy()
+        began, (busy_before, _), own = self._began
+        busy, cpus = _busy()
         lasted = time.perf_counter() - began
         if not cpus or lasted <= 0:
             return 0.0, 0
-        others = now - before - (time.process_time() - own)
+        others = busy - busy_before - (time.process_time() - own)
         return round(max(0.0, others) / lasted, 3), cpus
 
 
@@ -213,24 +212,24 @@ def _yardsticks(cpus: list[int | None]) -> tuple[tuple[str, float], ...]:
     """(kind of CPU, microseconds) on each of these, from a separate thread: this thread
     stays where it is.
     """
-    found: list[tuple[str, float]] = []
+    times: list[tuple[str, float]] = []
 
     def visit() -> None:
         for cpu in cpus:
             if cpu is None:
-                found.extend(_noted("", us) for us in _yardstick())
+                times.extend(_noted("", us) for us in _yardstick())
                 continue
             try:
                 os.sched_setaffinity(0, {cpu})
             except OSError:  # taken from this process meanwhile
                 continue
-            found.extend(_noted(_kind(cpu), us) for us in _yardstick())
+            times.extend(_noted(_kind(cpu), us) for us in _yardstick())
 
     if cpus:
         thread = threading.Thread(target=visit)
         thread.start()
         thread.join()
-    return tuple(found)
+    return tuple(times)
 
 
 def _noted(kind: str, us: float) -> tuple[str, float]:
@@ -248,10 +247,10 @@ def _yardstick() -> list[float]:
     clocks = time.perf_counter_ns, time.thread_time_ns, time.process_time_ns
     times: list[float] = []
     for _ in range(_TRIES):
-        before = [clock() for clock in clocks]
+        starts = [clock() for clock in clocks]
         hashlib.blake2b(_BLOCK).digest()
         took, thread, process = (
-            clock() - began for clock, began in zip(clocks, before, strict=True)
+            clock() - start for clock, start in zip(clocks, starts, strict=True)
         )
         if process < 1.5 * thread:
             times.append(took / 1e3)
@@ -263,12 +262,9 @@ def _yardstick() -> list[float]:
 @lru_cache
 def _kind(cpu: int) -> str:
     """A key for CPUs of equal speed: some processors have fast and slow cores."""
+    file = f"/sys/devices/system/cpu/cpu{cpu}/cpufreq/cpuinfo_max_freq"
     try:
-        return (
-            Path(f"/sys/devices/system/cpu/cpu{cpu}/cpufreq/cpuinfo_max_freq")
-            .read_text()
-            .strip()
-        )
+        return Path(file).read_text().strip()
     except OSError:  # a virtual machine
         return ""
 
@@ -316,13 +312,13 @@ def doubts(timing: Timing) -> list[str]:
 def disturbances(host: HostLoad) -> list[str]:
     """What disturbed the calls."""
     texts = []
-    of = units.count(host.taken, "round")
+    total = units.count(host.taken, "round")
     if not host.aside:  # otherwise enough rounds were undisturbed
         if host.waiting * 5 > host.taken:
-            texts.append(f"threads had to wait for a CPU in {host.waiting} of {of}")
+            texts.append(f"threads had to wait for a CPU in {host.waiting} of {total}")
         if host.slowed * 5 > host.taken:
             texts.append(
-                f"a CPU was slower than its best in {host.slowed} of {of}, as it does when"
+                f"a CPU was slower than its best in {host.slowed} of {total}, as it does when"
                 " another thread has its core or its clock falls"
             )
     if not texts and host.others > OTHERS * host.cpus > 0:

@@ -18,9 +18,9 @@ from typing import Any
 from msgspec.structs import replace as replace_fields
 
 from .. import paths
-from ..catalog.registry import Algo
+from ..catalog.registry import Algo, numbers
 from ..errors import MissingError, UsageError
-from .toolchain import ARCHITECTURES, cuda_home, cxx
+from .toolchain import ARCHITECTURES, cuda_home, cxx, tools_path
 from .toolchain import environment as environment  # for who imports them from here
 from .toolchain import specific as specific
 
@@ -39,13 +39,8 @@ class Gpu:
 
     def fits(self, algo: Algo) -> bool:
         """Whether the GPU has the compute capability that the algo needs."""
-        return not algo.capability or _version(self.capability) >= _version(
-            algo.capability
-        )
-
-
-def _version(capability: str) -> tuple[int, ...]:
-    return tuple(map(int, capability.split(".")))
+        lowest = algo.capability
+        return not lowest or numbers(self.capability) >= numbers(lowest)
 
 
 def gpus() -> tuple[Gpu, ...]:
@@ -78,13 +73,13 @@ def _gpus(wanted: str | None, by_bus: bool) -> tuple[Gpu, ...]:
         with _nvml() as nvml:
             if wanted is not None and wanted.startswith("MIG-"):
                 return _slice(nvml, wanted.split(",")[0])
-            found = [
+            devices = [
                 _gpu(nvml, nvml.nvmlDeviceGetHandleByIndex(i), i)
                 for i in range(nvml.nvmlDeviceGetCount())
             ]
-            if not by_bus and len({g.name for g in found}) > 1:
-                found = _fastest_first(nvml, found)
-            return tuple(found if wanted is None else _visible(found, wanted))
+            if not by_bus and len({g.name for g in devices}) > 1:
+                devices = _fastest_first(nvml, devices)
+            return tuple(devices if wanted is None else _visible(devices, wanted))
     # no library, no driver, no permission: all of them mean that there is no GPU to use
     except Exception:
         return ()
@@ -107,17 +102,16 @@ def _gpu(nvml: Any, handle: Any, index: int) -> Gpu:
     return Gpu(nvml.nvmlDeviceGetName(handle), f"{major}.{minor}", driver, uuid, index)
 
 
-def _fastest_first(nvml: Any, found: list[Gpu]) -> list[Gpu]:
+def _fastest_first(nvml: Any, devices: list[Gpu]) -> list[Gpu]:
     def speed(gpu: Gpu) -> int:
         handle = nvml.nvmlDeviceGetHandleByIndex(gpu.index)
-        return nvml.nvmlDeviceGetNumGpuCores(handle) * nvml.nvmlDeviceGetMaxClockInfo(
-            handle, nvml.NVML_CLOCK_SM
-        )
+        clock = nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM)
+        return nvml.nvmlDeviceGetNumGpuCores(handle) * clock
 
     try:
-        return sorted(found, key=speed, reverse=True)  # stable, in reverse too
+        return sorted(devices, key=speed, reverse=True)  # stable, in reverse too
     except nvml.NVMLError:  # the driver does not say: fall back to the bus order
-        return found
+        return devices
 
 
 def _slice(nvml: Any, uuid: str) -> tuple[Gpu, ...]:
@@ -128,8 +122,8 @@ def _slice(nvml: Any, uuid: str) -> tuple[Gpu, ...]:
     return (replace(gpu, name=nvml.nvmlDeviceGetName(mine), uuid=uuid),)
 
 
-def _visible(found: list[Gpu], wanted: str) -> list[Gpu]:
-    """The GPUs that CUDA_VISIBLE_DEVICES=`wanted` leaves of `found`.
+def _visible(devices: list[Gpu], wanted: str) -> list[Gpu]:
+    """The GPUs that CUDA_VISIBLE_DEVICES=`wanted` leaves of `devices`.
 
     Where the guide is silent this does what torch.cuda._parse_visible_devices does: the
     first entry says whether all are UUIDs or indices, an index is the number that the
@@ -139,13 +133,13 @@ def _visible(found: list[Gpu], wanted: str) -> list[Gpu]:
     for entry in wanted.split(","):
         if by_uuid:
             beginning = entry.startswith("GPU-")
-            named = [g for g in found if beginning and g.uuid.startswith(entry)]
+            matches = [g for g in devices if beginning and g.uuid.startswith(entry)]
         else:
             digits = re.match(r"\s*\+?(\d+)", entry)
-            named = found[int(digits[1]) :][:1] if digits else []
-        if len(named) != 1:  # no such GPU, or several with this beginning
+            matches = devices[int(digits[1]) :][:1] if digits else []
+        if len(matches) != 1:  # no such GPU, or several with this beginning
             break
-        chosen += named
+        chosen += matches
     return chosen if len(set(chosen)) == len(chosen) else []
 
 
@@ -153,9 +147,8 @@ def near(gpu: Gpu) -> frozenset[int]:
     """The CPUs on the GPU's side of the host, from NVML; empty if it does not say."""
     try:
         with _nvml() as nvml:
-            words = nvml.nvmlDeviceGetCpuAffinity(
-                nvml.nvmlDeviceGetHandleByUUID(gpu.uuid), _WORDS
-            )
+            handle = nvml.nvmlDeviceGetHandleByUUID(gpu.uuid)
+            words = nvml.nvmlDeviceGetCpuAffinity(handle, _WORDS)
     # not supported, not permitted, no NVML: treat all CPUs as equally near
     except Exception:
         return frozenset()
@@ -222,11 +215,8 @@ def placed(
     modes = [mode for mode in wanted if mode in algo.modes]
     if not modes:
         option = "--gpus" if gpus else f"--device {device}"
-        return Place(
-            None,
-            f"does not run on {device}",
-            f"it runs on {', '.join(algo.modes)}: drop {option}",
-        )
+        hint = f"it runs on {', '.join(algo.modes)}: drop {option}"
+        return Place(None, f"does not run on {device}", hint)
     problem = Place(None)
     for mode in modes:
         lack = missing(algo, mode)
@@ -270,17 +260,19 @@ class Machine:
         picked: list[Gpu] = []
         for entry in map(str.strip, text.split(",")):
             if entry.isdecimal():
-                named = list(visible[int(entry) :][:1])
+                matches = list(visible[int(entry) :][:1])
             else:
-                named = [gpu for gpu in visible if entry and gpu.uuid.startswith(entry)]
-            if len(named) != 1:
-                number = "several GPUs" if named else "no GPU"
+                matches = [
+                    gpu for gpu in visible if entry and gpu.uuid.startswith(entry)
+                ]
+            if len(matches) != 1:
+                number = "several GPUs" if matches else "no GPU"
                 known = (f"{i} ({gpu.uuid})" for i, gpu in enumerate(visible))
                 hint = f"visible here: {', '.join(known)}"
                 raise UsageError(f"{option}: '{entry}' names {number}", hint=hint)
-            if named[0] in picked:
+            if matches[0] in picked:
                 raise UsageError(f"{option} names a GPU twice", hint="name each once")
-            picked += named
+            picked += matches
         return tuple(picked)
 
     def place(
@@ -326,9 +318,8 @@ class Machine:
         if algo.language == "cuda" and self.cuda_home() is None:
             return Place(None, "no nvcc here", GET_NVCC)
         if algo.language == "cpp" and self.cxx() is None:
-            return Place(
-                None, "no C++ compiler here", "install g++ or clang++, or set CXX"
-            )
+            hint = "install g++ or clang++, or set CXX"
+            return Place(None, "no C++ compiler here", hint)
         return None
 
 
@@ -348,11 +339,7 @@ def with_builders(
     visible GPU; None: CUDA's choice.
     """
     env = dict(env)
-    # ninja and other tools are next to the interpreter of a virtual environment that
-    # may not be activated
-    env["PATH"] = os.pathsep.join(
-        [os.path.dirname(sys.executable), env.get("PATH", "")]
-    )
+    env["PATH"] = tools_path(env.get("PATH", ""))
     home = machine.cuda_home()
     if home:
         env["CUDA_HOME"] = str(home)

@@ -73,7 +73,7 @@ def source(name: str) -> Source:
         raise UsageError(f"gdn ships no algo {name}", hint=hint) from None
     if table["language"] not in ("cpp", "cuda"):
         raise UsageError(f"{name} is in {table['language']}, and has no library")
-    own = [path for path in folder.iterdir() if path.suffix in SUFFIXES]
+    sources = [path for path in folder.iterdir() if path.suffix in SUFFIXES]
     shared = [paths.ALGOS_DIR / path for path in table.get("shares", [])]
     return Source(
         name=name,
@@ -81,7 +81,7 @@ def source(name: str) -> Source:
         entry_point=table["entry_point"],
         specific=table.get("specific", False),
         capability=_numbers(table.get("capability", "0.0")),
-        files=tuple(sorted([*own, *shared], key=lambda path: path.name)),
+        files=tuple(sorted([*sources, *shared], key=lambda path: path.name)),
     )
 
 
@@ -103,14 +103,14 @@ def platform_name(cuda: str | None) -> str:
 
 def folders() -> list[Path]:
     """Where libraries that were built beforehand are looked for."""
-    named = os.environ.get(VARIABLE, "").split(os.pathsep)
-    return [*(paths.expanded(name) for name in named if name), PACKAGED]
+    names = os.environ.get(VARIABLE, "").split(os.pathsep)
+    return [*(paths.expanded(name) for name in names if name), PACKAGED]
 
 
 def kept() -> Path:
     """Where those that are compiled here are kept."""
-    named = os.environ.get("FIB_CACHE_PATH")
-    return (Path(named) if named else paths.builds_dir()) / "libraries"
+    value = os.environ.get("FIB_CACHE_PATH")
+    return (Path(value) if value else paths.builds_dir()) / "libraries"
 
 
 def target(arch: str | None) -> str:
@@ -135,8 +135,8 @@ def architecture(algo: Source, capability: tuple[int, int] | None) -> str | None
     if capability is None:
         return None
     plain = ".".join(map(str, capability))
-    own = toolchain.specific(plain) if algo.specific else None
-    return own or plain
+    specific = toolchain.specific(plain) if algo.specific else None
+    return specific or plain
 
 
 def fitting(algo: Source, capability: tuple[int, int] | None) -> list[str]:
@@ -157,8 +157,9 @@ def prebuilt(
     place = platform_name(cuda)
     for name in map(algo.file, fitting(algo, capability)):
         for folder in folders():
-            if (folder / place / name).is_file():
-                return folder / place / name
+            file = folder / place / name
+            if file.is_file():
+                return file
     return None
 
 
@@ -167,8 +168,7 @@ def compiled(
 ) -> Path:
     """The library compiled on this machine: kept from before, or now. MissingError without a
     compiler, GdnError if it does not build."""
-    arch = architecture(algo, capability)
-    return compile_to(kept(), algo, arch, cuda)
+    return compile_to(kept(), algo, architecture(algo, capability), cuda)
 
 
 def compile_to(folder: Path, algo: Source, arch: str | None, cuda: str | None) -> Path:
@@ -190,10 +190,8 @@ def compile_to(folder: Path, algo: Source, arch: str | None, cuda: str | None) -
 
 @contextmanager
 def building(arch: str | None = None) -> Iterator[None]:
-    """The environment of tvm-ffi's builder, in this process: nvcc, and ninja, which is beside the
-    Python of a virtual environment that may not be activated."""
-    found = [os.path.dirname(sys.executable), os.environ.get("PATH", "")]
-    variables = {"PATH": os.pathsep.join(found)}
+    """The environment of tvm-ffi's builder, in this process: nvcc and ninja."""
+    variables = {"PATH": toolchain.tools_path(os.environ.get("PATH", ""))}
     home = toolchain.cuda_home()
     if home:
         variables["CUDA_HOME"] = str(home)
@@ -218,7 +216,7 @@ def _compile(algo: Source, library: Path) -> None:
         # as flashinfer-bench's builder has them: all in one folder
         copies = [shutil.copy(path, folder) for path in algo.files]
         try:
-            made = tvm_ffi.cpp.build(
+            output = tvm_ffi.cpp.build(
                 library.stem,
                 cpp_files=[
                     f for f in copies if Path(f).suffix in (".cpp", ".cxx", ".cc", ".c")
@@ -237,4 +235,4 @@ def _compile(algo: Source, library: Path) -> None:
             reason = "; ".join(different[:_ERRORS]) or one_line(e)
             raise GdnError(f"{algo.name} does not build: {reason}") from None
         # whole or not at all, whoever compiles at the same time
-        os.replace(made, library)
+        os.replace(output, library)

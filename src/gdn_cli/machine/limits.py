@@ -19,25 +19,23 @@ _POOLS = 4  # of threads: OpenBLAS and OpenMP, in the worker and in the runner
 def check() -> None:
     """Try it, once. Raises MissingError if less can be had; what was tried with is given back."""
     wanted = PROCESSES + _POOLS * threads()
-    for what, count, most in (
+    for kind, count, needed in (
         ("open files", _files(FILES), FILES),
         ("processes and threads", _threads(wanted), wanted),
     ):
-        if count < most:
-            short = f"{most} more {what} are needed, this machine gives {count}"
+        if count < needed:
+            short = f"{needed} more {kind} are needed, this machine gives {count}"
             raise MissingError(short, hint=LIMITS_HINT)
 
 
 def threads() -> int:
     """How many threads a library starts: as OMP_NUM_THREADS says, else one for each CPU."""
-    asked = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
-    if asked.isdecimal() and int(asked) > 0:
-        return int(asked)
-    return (
-        len(os.sched_getaffinity(0))
-        if hasattr(os, "sched_getaffinity")
-        else os.cpu_count() or 1
-    )
+    setting = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    if setting.isdecimal() and int(setting) > 0:
+        return int(setting)
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _files(most: int) -> int:

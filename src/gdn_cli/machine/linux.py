@@ -61,9 +61,9 @@ def confine() -> bool:
     try:
         if version < 6 and not _allow_everywhere(ruleset, _FS_REFER):
             return False
-        return (
-            _prctl(_NO_NEW_PRIVS, 1) == 0 and _syscall(_RESTRICT_SELF, ruleset, 0) == 0
-        )
+        if _prctl(_NO_NEW_PRIVS, 1) != 0:
+            return False
+        return _syscall(_RESTRICT_SELF, ruleset, 0) == 0
     finally:
         os.close(ruleset)
 
@@ -71,22 +71,16 @@ def confine() -> bool:
 def _allow_everywhere(ruleset: int, access: int) -> bool:
     root = os.open("/", os.O_PATH | os.O_CLOEXEC)
     try:
-        return (
-            _syscall(
-                _ADD_RULE, ruleset, _PATH_BENEATH, struct.pack("=Qi", access, root), 0
-            )
-            == 0
-        )
+        rule = struct.pack("=Qi", access, root)
+        return _syscall(_ADD_RULE, ruleset, _PATH_BENEATH, rule, 0) == 0
     finally:
         os.close(root)
 
 
 def _prctl(option: int, value: int) -> int:
-    return (
-        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
-        if sys.platform.startswith("linux")
-        else 0
-    )
+    if not sys.platform.startswith("linux"):
+        return 0
+    return ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
 def _syscall(number: int, *arguments: int | bytes | None) -> int:

@@ -103,7 +103,7 @@ class _NoLockError(Exception):
     """No lock can be had here; the message says why."""
 
 
-def _file(what: str) -> Path:
+def _file(key: str) -> Path:
     """The lock's file. /tmp and not TMPDIR, which can differ between users;
     GDN_LOCK_DIR moves it, for tests.
     """
@@ -111,14 +111,14 @@ def _file(what: str) -> Path:
         "/tmp" if os.path.isdir("/tmp") else tempfile.gettempdir()
     )
     # old names of MIG slices have slashes
-    return Path(folder) / f"gdn-{re.sub(r'[^A-Za-z0-9.-]', '_', what)}.lock"
+    return Path(folder) / f"gdn-{re.sub(r'[^A-Za-z0-9.-]', '_', key)}.lock"
 
 
 def _take(path: Path, busy: Says, given_up: GivenUp) -> int:
     """The descriptor that holds the lock on `path`; `busy(holder)` is called once if
     another one has it.
     """
-    told = False
+    announced = False
     while True:
         fd = _open(path)
         try:
@@ -137,9 +137,9 @@ def _take(path: Path, busy: Says, given_up: GivenUp) -> int:
         os.close(fd)
         if holder is None:
             continue
-        if not told:
+        if not announced:
             busy(holder)
-            told = True
+            announced = True
         if given_up():
             raise KeyboardInterrupt
         time.sleep(_POLL_S)
@@ -162,8 +162,8 @@ def _open(path: Path) -> int:
             fd = _create(path, flags)
     except OSError as e:
         raise _NoLockError(f"{path}: {e.strerror}") from None
-    found = os.fstat(fd)
-    if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+    status = os.fstat(fd)
+    if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
         os.close(fd)
         raise _NoLockError(f"{path}: not a plain file")
     return fd
@@ -205,21 +205,21 @@ def _sign(fd: int) -> None:
         shlex.join(["gdn", *sys.argv[1:]]), 60, placeholder=" ..."
     )
     # argv may not be UTF-8
-    who = json.dumps({"pid": os.getpid(), "command": command})
+    text = json.dumps({"pid": os.getpid(), "command": command})
     with suppress(OSError):
         os.ftruncate(fd, 0)
-        os.pwrite(fd, who.encode(), 0)
+        os.pwrite(fd, text.encode(), 0)
 
 
 def _holder(fd: int) -> str:
     """`gdn bench ...` (pid 123), as far as the file says; any user may have written it."""
     try:
-        who = msgspec.json.decode(os.pread(fd, 4096, 0), type=_Holder)
+        holder = msgspec.json.decode(os.pread(fd, 4096, 0), type=_Holder)
     # or its holder has just started
     except (msgspec.MsgspecError, ValueError, RecursionError, OSError):
         return "another command"
-    command = shown(who.command[:80]).replace("`", "")
-    return f"`{command}` (pid {who.pid})"
+    command = shown(holder.command[:80]).replace("`", "")
+    return f"`{command}` (pid {holder.pid})"
 
 
 def _free(fd: int) -> None:

@@ -32,7 +32,7 @@ def wrap(mode: str) -> list[str]:
     """The command line before the runner's own. Its folder is the worker's temporary
     one. It also builds there, so what it compiles is deleted with it.
     """
-    own = Path(tempfile.gettempdir())  # the worker's, see run/worker_process.py
+    workdir = Path(tempfile.gettempdir())  # the worker's, see run/worker_process.py
     home = paths.home()
     command = [
         find(),
@@ -49,22 +49,21 @@ def wrap(mode: str) -> list[str]:
         "/proc",
     ]
     command += ["--dev-bind", "/dev", "/dev"] if mode == "cuda" else ["--dev", "/dev"]
-    hidden = [Path("/tmp"), Path("/run/user"), *([home] if home != Path("/") else [])]
+    candidates = Path("/tmp"), Path("/run/user"), home
+    hidden = [path for path in candidates if path.is_dir() and path != Path("/")]
     for folder in hidden:
-        if folder.is_dir():
-            command += ["--tmpfs", str(folder)]
+        command += ["--tmpfs", str(folder)]
     for folder in _needed():
-        if any(folder.is_relative_to(out) for out in hidden):
+        if any(folder.is_relative_to(parent) for parent in hidden):
             command += ["--ro-bind", str(folder), str(folder)]
-    built = own / "built"
+    built = workdir / "built"
     for name in ("built", "home"):
-        (own / name).mkdir(exist_ok=True)
-    command += ["--bind", str(own), str(own), "--chdir", str(own)]
+        (workdir / name).mkdir(exist_ok=True)
+    command += ["--bind", str(workdir), str(workdir), "--chdir", str(workdir)]
     for folder in hidden:  # they look empty, and must not be written to either
-        if folder.is_dir():
-            command += ["--remount-ro", str(folder)]
+        command += ["--remount-ro", str(folder)]
     for name, folder in (
-        ("HOME", own / "home"),
+        ("HOME", workdir / "home"),
         ("FIB_CACHE_PATH", built / "fib"),
         ("TORCHINDUCTOR_CACHE_DIR", built / "inductor"),
         ("TRITON_CACHE_DIR", built / "triton"),

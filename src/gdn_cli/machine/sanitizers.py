@@ -29,8 +29,7 @@ def environment(name: str, builds: str | None) -> dict[str, str]:
     flags, library, options = _KINDS[name]
     cxx = os.environ.get("CXX") or "c++"
     command = [*cxx.split(), f"-print-file-name={library}"]
-    result = subprocess.run(command, capture_output=True, text=True)
-    path = result.stdout.strip()
+    path = subprocess.run(command, capture_output=True, text=True).stdout.strip()
     if not os.path.isabs(path):
         hint = "CXX=g++ does; of a distribution's gcc they are part"
         raise MissingError(f"--sanitize {name}: {cxx} has no {library}", hint=hint)

@@ -87,9 +87,8 @@ def _linked_home(wheel: Path, home: Path) -> Path:
     }
     for link, target in links.items():
         if not (link.is_symlink() and link.readlink() == target):
-            temporary = link.with_name(
-                f".{link.name}.{os.getpid()}.{threading.get_ident()}"
-            )
+            suffix = f"{os.getpid()}.{threading.get_ident()}"
+            temporary = link.with_name(f".{link.name}.{suffix}")
             temporary.symlink_to(target)
             temporary.replace(link)
     return home
@@ -101,8 +100,8 @@ def cuda_version() -> str | None:
     if home is None:
         return None
     command = [str(home / "bin" / "nvcc"), "--version"]
-    said = subprocess.run(command, capture_output=True, text=True).stdout
-    match = re.search(r"release (\d+\.\d+)", said)
+    output = subprocess.run(command, capture_output=True, text=True).stdout
+    match = re.search(r"release (\d+\.\d+)", output)
     return match[1] if match else None
 
 
@@ -112,15 +111,21 @@ def cxx() -> str | None:
     return shutil.which((os.environ.get("CXX") or "c++").split()[-1])
 
 
+def tools_path(path: str) -> str:
+    """PATH with ninja, which is beside the Python of a virtual environment that may not be
+    activated."""
+    return os.pathsep.join([os.path.dirname(sys.executable), path])
+
+
 @contextmanager
 def environment(variables: Mapping[str, str]) -> Iterator[None]:
     """Set these variables in this process's environment while the block runs."""
-    before = {name: os.environ.get(name) for name in variables}
+    saved = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:
         yield
     finally:
-        for name, value in before.items():
+        for name, value in saved.items():
             os.environ.pop(name, None)
             if value is not None:
                 os.environ[name] = value

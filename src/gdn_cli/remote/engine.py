@@ -69,7 +69,7 @@ class Engine(Calls):
         """The contest's harness where the container will have it: in the image, or
         installed into it.
         """
-        harness = official.there(harness, pins())
+        harness = official.in_container(harness, pins())
         if harness.folder:
             install = harness.install()
             image = msgspec.structs.replace(self.rent.image, then=(install,))

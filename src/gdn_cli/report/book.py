@@ -437,7 +437,7 @@ class Ladder:
 
 def ladder(registry: Registry, op: str) -> Ladder:
     """The algos of an op, and the steps between them."""
-    algos = registry.of(op)
+    algos = registry.algos_of(op)
     names = {algo.name for algo in algos}
     after = {a.name: a.after for a in algos if a.after and a.after in names}
     on_ladder = after.keys() | set(after.values())

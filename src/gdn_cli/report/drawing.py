@@ -70,7 +70,7 @@ def styles_of(book: Book) -> dict[str, Style]:
     peers are dashed.
     """
     registry = book.registry
-    names = {op: [algo.name for algo in registry.of(op)] for op in registry.ops}
+    names = {op: [algo.name for algo in registry.algos_of(op)] for op in registry.ops}
     # the user's own and those of the records alone come last: they change no other's
     shipped = [
         a.name for a in registry.algos if paths.ALGOS_DIR in a.own_folder.parents

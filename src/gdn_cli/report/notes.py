@@ -264,7 +264,7 @@ def _ratios(gpu: str, book: Book, measured: list[Measurement]) -> list[float]:
     """Times here over those of the GPU of the tuning, where it timed the same workloads."""
     ratios = []
     for m in measured:
-        algos = {algo.name: algo for algo in book.registry.of(m.op)}
+        algos = {algo.name: algo for algo in book.registry.algos_of(m.op)}
         algo = algos.get(m.algo)
         if algo is None or not m.median_us:
             continue

@@ -25,4 +25,4 @@ def rate(book: Book, point: Point) -> Rate | None:
     tflops = work / us / 1e6
     peaks = peaks_of(measured.device)
 
-    return Rate(tflops, tflops / peaks.of(op.peak) if peaks and op.peak else None)
+    return Rate(tflops, tflops / peaks.rate(op.peak) if peaks and op.peak else None)

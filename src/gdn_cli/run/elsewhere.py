@@ -50,7 +50,7 @@ class Elsewhere(ABC):
 
     def harness(self, harness: Harness) -> Harness:
         """The contest's harness, with its folder there. MissingError if it is not there."""
-        return official.here(harness)
+        return official.installed(harness)
 
     def begin(self, plan: Plan, writer: Writer) -> None:
         """Adapt the plan; whatever is refused is refused here, before the start."""

@@ -116,7 +116,7 @@ def choose(
 
     for name in wanted:
         if name == "all":
-            algos += registry.of(op or DEFAULT_OP)
+            algos += registry.algos_of(op or DEFAULT_OP)
         else:
             algos.append(registry.find(name, op))
 

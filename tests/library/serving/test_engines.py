@@ -134,7 +134,7 @@ def engine(release, monkeypatch):
             place = getattr(place, owner)
         setattr(place, name, space[name])
     monkeypatch.setattr(client, "active", False)
-    monkeypatch.setattr(client, "_put", set())
+    monkeypatch.setattr(client, "_replaced", set())
     monkeypatch.setattr(client, "_reports", {})
     monkeypatch.setattr(client, "_version", lambda: release.split()[1])
     client.fallbacks.clear()
@@ -925,7 +925,7 @@ def test_a_plug_in_starts_only_where_it_is_asked_for(
             monkeypatch.setenv(name, value)
     getattr(plugins, package)()
     assert ours.CLIENT.active == starts
-    assert len(ours.CLIENT._put) == (len(ours.CLIENT.hooks) if starts else 0)
+    assert len(ours.CLIENT._replaced) == (len(ours.CLIENT.hooks) if starts else 0)
 
 
 def test_a_plug_in_that_cannot_start_is_a_line_in_the_log(monkeypatch, caplog):

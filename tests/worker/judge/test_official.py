@@ -216,7 +216,7 @@ def test_which_harness_and_where_it_is(tmp_path, monkeypatch):
     with pytest.raises(
         MissingError, match="is not installed here.*pip install --no-deps --target"
     ) as caught:
-        harnesses.here(main)
+        harnesses.installed(main)
     folder = tmp_path / "harness" / "main"
     info = folder / "flashinfer_bench-0.0.0.dev0.dist-info"
     info.mkdir(parents=True)
@@ -224,21 +224,21 @@ def test_which_harness_and_where_it_is(tmp_path, monkeypatch):
         '{"url": "https://example.invalid/other.tar.gz"}'
     )
     with pytest.raises(MissingError):  # another commit
-        harnesses.here(main)
+        harnesses.installed(main)
     (info / "direct_url.json").write_text(
         json.dumps({"url": main.needs.partition(" @ ")[2]})
     )
     assert (
-        harnesses.here(main) == replace(main, folder=str(folder))
+        harnesses.installed(main) == replace(main, folder=str(folder))
         and str(folder) in caught.value.hint
     )
     own = harnesses.harness("0.1.2", False)
     monkeypatch.setattr(harnesses.metadata, "version", lambda name: "0.1.2")
-    assert harnesses.here(own) == own
+    assert harnesses.installed(own) == own
     pins = ["torch==2.11.0", "flashinfer-bench==0.1.2"]
     assert (
-        harnesses.there(own, pins) == own
-        and harnesses.there(main, pins).folder == "/opt/gdn/harness/main"
+        harnesses.in_container(own, pins) == own
+        and harnesses.in_container(main, pins).folder == "/opt/gdn/harness/main"
     )
 
 

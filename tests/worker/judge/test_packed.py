@@ -194,7 +194,7 @@ def test_every_job_is_in_place_but_of_who_returns():
 def test_what_is_timed_takes_no_new_pool():
     entries = [
         planning.Entry(a, inventory.Place("cpu"))
-        for a in REGISTRY.of(OP.name)
+        for a in REGISTRY.algos_of(OP.name)
         if "cpu" in a.modes
     ]
     assert [e.algo.name for e in entries] == ["pt-reference", "cpp-v1"]

@@ -229,7 +229,7 @@ def interpreted(name: str) -> dict[str, str | None]:
 def few_heads(op):
     """The op with one head: the interpreter takes a second for all eight."""
     if op.heads:
-        return REGISTRY.ops.at(op.family, Heads(1, 1))
+        return REGISTRY.ops.at_heads(op.family, Heads(1, 1))
     return structs.replace(
         op,
         axes=op.axes | {n: 1 for n in op.axes if n.startswith("num_") and "heads" in n},

@@ -303,7 +303,7 @@ def _rate_notes(book: Book, measured: Measurement) -> Iterator[str]:
     yield "TFLOP/s: operations of the op's definition, not of the kernel"
     peaks, kind = peaks_of(measured.device), book.registry.ops[measured.op].peak
     if peaks and kind:
-        peak = f"{peaks.of(kind):g} TFLOP/s ({_PEAKS[kind]})"
+        peak = f"{peaks.rate(kind):g} TFLOP/s ({_PEAKS[kind]})"
         yield f"%: of the data sheet's {peak}"
 
 
