@@ -14,7 +14,7 @@ import gdn_cli
 from gdn_cli import paths
 from gdn_cli.catalog import pack
 from gdn_cli.errors import GdnError, MissingError, UsageError
-from gdn_cli.machine import inventory, libraries
+from gdn_cli.machine import compiling, inventory, libraries
 from gdn_cli.parsing import read_toml
 
 SRC = Path(gdn_cli.__file__).parent.parent
@@ -242,6 +242,52 @@ def test_a_compilers_error_is_shown(tmp_path, write_algo, monkeypatch):
     ):
         libraries.compile_to(tmp_path / "out", algo, None, None)
     assert list((tmp_path / "out").rglob("*.so")) == []
+
+
+@pytest.mark.skipif(not inventory.cxx(), reason="no C++ compiler here")
+def test_libraries_are_compiled_by_processes_of_their_own(tmp_path, monkeypatch):
+    def compile_here(algo, library):
+        raise AssertionError(f"{algo.name} was compiled in this process")
+
+    monkeypatch.setattr(libraries, "_compile", compile_here)
+    job = compiling.Job(libraries.source(CPU), None, None)
+    ((done, file, seconds),) = compiling.compile_all(tmp_path, [job])
+    assert done is job and seconds > 0
+    assert b"packed_decode" in file.read_bytes()
+
+
+def test_a_compile_that_fails_in_its_process_raises_in_ours(tmp_path, monkeypatch):
+    calls = []
+    monkeypatch.setattr(subprocess, "run", lambda args, **_: calls.append(args[2:]))
+    monkeypatch.setattr("gdn_cli.machine.toolchain.cxx", lambda: None)
+    job = compiling.Job(libraries.source(CPU), None, None)
+    with pytest.raises(MissingError, match=f"{CPU}: no C\\+\\+ compiler here"):
+        list(compiling.compile_all(tmp_path, [job]))
+    assert calls == [["gdn_cli.machine.compiling", str(tmp_path), CPU, "", ""]]
+
+
+def test_an_engine_has_all_that_is_missing_compiled_at_once(
+    tmp_path, shelf, monkeypatch
+):
+    import torch
+
+    started = []
+    monkeypatch.setattr(compiling, "start_all", lambda _, jobs: started.extend(jobs))
+    monkeypatch.setattr(shelf, "_platform", lambda algo: ((9, 0), "13.0"))
+    monkeypatch.setenv("FIB_CACHE_PATH", str(tmp_path / "kept"))
+    verify = libraries.source("gdn_mtp_packed/cuda-v1")
+    placed(tmp_path, verify, "sm_90", "13.0")
+    shelf._compile_for.cache_clear()
+    for _ in range(2):
+        shelf._compile_for(torch.bfloat16)
+    shelf._compile_for.cache_clear()
+    assert [(job.algo.name, job.arch) for job in started] == [
+        ("gdn_decode_packed/cuda-v5-packed", "9.0"),  # its gates
+        ("gdn_decode_packed_bf16/cuda-v5-packed-bf16", "9.0"),
+        ("gdn_layer_bf16/cuda-v1", "9.0"),
+        ("gdn_layer_post_conv/cuda-v1", "9.0"),
+        ("gdn_prefill_packed/cuda-chunk-packed", "9.0a"),
+    ]
 
 
 @pytest.mark.parametrize(

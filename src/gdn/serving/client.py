@@ -24,6 +24,8 @@ from gdn_cli import units
 from gdn_cli.errors import GdnError, MissingError, one_line
 from gdn_cli.text import folded_for
 
+from .library import compile_together
+
 Function = Callable[..., Any]
 Values = tuple[Any, ...]  # of a call's arguments, to be compared
 
@@ -90,6 +92,7 @@ class Client:
                 if hook.name not in self._replaced:
                     self._install(hook)
             self.active = True
+            compile_together()
             return [hook.name for hook in self.hooks if hook.name in self._replaced]
 
     def _install(self, hook: Hook) -> None:

@@ -14,15 +14,17 @@ import torch
 
 from gdn_cli import __version__
 from gdn_cli.errors import GdnError, MissingError, one_line
-from gdn_cli.machine import libraries
+from gdn_cli.machine import compiling, libraries
 
 from .. import straight_call
 
 # where a library has one name per dtype
 _SUFFIX = {torch.float32: "", torch.bfloat16: "_bf16", torch.float16: "_f16"}
+_LATER = "to be compiled"
 _lock = threading.RLock()
 _log = logging.getLogger("gdn.serving")
 _known: list[Exported] = []
+_together = threading.Event()
 
 
 class Exported(dict[tuple[torch.dtype, bool], Callable[..., None]]):
@@ -55,6 +57,8 @@ class Exported(dict[tuple[torch.dtype, bool], Callable[..., None]]):
                 raise self.failed[kind].with_traceback(None)
             if kind not in self:
                 _announce(kind[1])
+                if kind[1] and _together.is_set():
+                    _compile_for(kind[0])
                 try:
                     self[kind] = self._function(*kind)
                     straight_call.native()  # with the library, not later in a capture
@@ -63,14 +67,17 @@ class Exported(dict[tuple[torch.dtype, bool], Callable[..., None]]):
                     raise
             return self[kind]
 
+    def rung(self, dtype: torch.dtype, cuda: bool) -> str | None:
+        if not cuda:
+            return self.cpu
+        return self.cuda if dtype == torch.float32 else self.halves or self.cuda
+
     def _function(self, dtype: torch.dtype, cuda: bool) -> Callable[..., None]:
         if dtype not in _SUFFIX:
             hint = "use float32, bfloat16 or float16"
             reason = f"{self.name}: no function for a pool of {dtype}"
             raise MissingError(reason, hint=hint)
-        rung = self.cpu
-        if cuda:
-            rung = self.cuda if dtype == torch.float32 else self.halves or self.cuda
+        rung = self.rung(dtype, cuda)
         if rung is None:
             hint = "move the tensors to a GPU"
             raise MissingError(f"{self.name}: no function for a CPU", hint=hint)
@@ -81,6 +88,28 @@ class Exported(dict[tuple[torch.dtype, bool], Callable[..., None]]):
                 return function
         reason = f"{rung}: its library has no function {self.name}"
         raise MissingError(reason, hint="update gdn")
+
+
+def compile_together() -> None:
+    """From now on the first library that a GPU needs has all others for the same dtype compiled in
+    the background: an engine asks for them one after another."""
+    _together.set()
+
+
+@functools.cache
+def _compile_for(dtype: torch.dtype) -> None:
+    """Start to compile what a GPU needs for pools of this dtype and has not."""
+    jobs = []
+    rungs = {exported.rung(dtype, True) for exported in _known}
+    for rung in sorted(filter(None, rungs)):
+        # one that cannot be there raises where it is called
+        with contextlib.suppress(GdnError):
+            if _LATER in _state(rung):
+                algo = libraries.source(rung)
+                capability, cuda = _platform(algo)
+                arch = libraries.architecture(algo, capability)
+                jobs.append(compiling.Job(algo, arch, cuda))
+    compiling.start_all(libraries.kept(), jobs)
 
 
 class Library:
@@ -140,7 +169,7 @@ def _announce(cuda: bool) -> None:
             # one that cannot be there raises where it is called
             with contextlib.suppress(GdnError):
                 states[rung] = _state(rung)
-    later = any("to be compiled" in state for state in states.values())
+    later = any(_LATER in state for state in states.values())
     described = ", ".join(f"{rung} {state}" for rung, state in states.items())
     level = logging.WARNING if later else logging.INFO
     _log.log(level, "gdn %s: %s", __version__, described)
@@ -155,4 +184,4 @@ def _state(rung: str) -> str:
         return f"prebuilt for {file.stem.rpartition('-')[2]}"
     place = libraries.kept() / libraries.platform_name(cuda)
     earlier = (place / algo.file(target)).is_file()
-    return f"{'compiled before' if earlier else 'to be compiled'} for {target}"
+    return f"{'compiled before' if earlier else _LATER} for {target}"

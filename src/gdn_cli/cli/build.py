@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -42,7 +41,7 @@ def build(
     Examples:
       gdn build --serving --arch 9.0a --out prebuilt
     """
-    from ..machine import libraries, toolchain
+    from ..machine import compiling, libraries, toolchain
     from ..report import screen
     from ..schema.output import Compiled, Library
 
@@ -53,19 +52,18 @@ def build(
     cuda = toolchain.cuda_version()
     if cuda is None:
         raise errors.MissingError("no nvcc here", hint=libraries.GET_NVCC)
-    built = []
+    jobs = []
     for algo in sources:
-        for name in targets:
-            if not libraries.runs_on(algo, name):
-                continue
-            begin = time.monotonic()
-            file = libraries.compile_to(out, algo, name, cuda)
-            took = time.monotonic() - begin
-            file.with_suffix(".lock").unlink(missing_ok=True)  # no part of a wheel
-            size = file.stat().st_size
-            if not json:
-                screen.put(f"{file}: {size / 1e6:.1f} MB, {took:.0f} s")
-            built.append(Library(algo.name, algo.hash, name, str(file), size))
+        fitting = [name for name in targets if libraries.runs_on(algo, name)]
+        jobs += [compiling.Job(algo, name, cuda) for name in fitting]
+    built = []
+    for job, file, seconds in compiling.compile_all(out, jobs):
+        file.with_suffix(".lock").unlink(missing_ok=True)  # no part of a wheel
+        size = file.stat().st_size
+        if not json:
+            screen.put(f"{file}: {size / 1e6:.1f} MB, {seconds:.0f} s")
+        algo, target = job.algo, job.arch or ""
+        built.append(Library(algo.name, algo.hash, target, str(file), size))
     if json:
         screen.show_json(Compiled(str(out), cuda, built))
     else:
