@@ -37,6 +37,7 @@ def options() -> argparse.Namespace:
     add("--requests", type=int, default=128, help="of the mixed load; 0: none")
     add("--at-once", type=int, default=64, help="of these")
     add("--prefill", default="triton", help="vLLM's own: triton or flashinfer")
+    add("--prefix-caching", action="store_true", help="vLLM's default, emptied each time")
     add("--attention", help="vLLM's attention_backend, such as TRITON_ATTN")
     add("--cache", type=int, default=16, help="GiB of each engine for states and keys")
     return parser.parse_args()
@@ -67,7 +68,7 @@ def engine(given: argparse.Namespace, folder: str) -> Any:
         max_model_len=max(2048, *(point.prompt + point.new for point in points)),
         max_num_seqs=max(sizes),
         max_num_batched_tokens=8192,
-        enable_prefix_caching=False,
+        enable_prefix_caching=given.prefix_caching,
         attention_backend=given.attention,
         mamba_ssm_cache_dtype=given.pool,
         additional_config={"gdn_prefill_backend": given.prefill},
@@ -100,6 +101,7 @@ def serve(llm: Any, rows: list[list[int]], new: list[int], at_once: int) -> Serv
     rows  the token ids of each prompt
     new   how many tokens each wants
     """
+    llm.reset_prefix_cache()
     arrivals: dict[str, float] = {}
     first: dict[str, float] = {}
     last: dict[str, float] = {}
@@ -249,7 +251,7 @@ def main() -> None:
         about = {
             "vllm": importlib.metadata.version("vllm"),
             "torch": torch.__version__,
-            "baseline": given.prefill,
+            "baseline": given.prefill + ", prefix caching" * given.prefix_caching,
             "heads": given.heads,
             "layers": given.layers,
             "pool": given.pool,

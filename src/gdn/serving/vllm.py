@@ -202,6 +202,7 @@ def prompts_layer(
     _refuse(self, metadata, mixed_qkv)
     count, total = metadata.num_decodes, metadata.num_actual_tokens
     slots = metadata.non_spec_state_indices_tensor
+    kept = _checkpoints(self, metadata.flashinfer_checkpoint_plan)
     state, *weights = _convolution(self, layers)
     convolved = layers.causal_conv1d_fn(
         mixed_qkv[:total].T,
@@ -231,7 +232,34 @@ def prompts_layer(
             metadata.prefill_query_start_loc,
             metadata.prefill_has_initial_state,
             out=core_attn_out[count:total],
+            **kept,
         )
+        if kept:
+            self._checkpoint_exporter.export(
+                metadata.checkpoint,
+                raw_qkv=mixed_qkv[:total],
+                conv_state=state,
+                recurrent_checkpoint=kept["checkpoints"],
+                recurrent_state=self.kv_cache[1],
+                cu_seqlens=metadata.non_spec_query_start_loc,
+                recurrent_rows=metadata.flashinfer_checkpoint_plan.rows,
+            )
+
+
+def _checkpoints(self: Any, plan: Any) -> dict[str, Any]:
+    """Of chunk_prefill, for the states within prompts that vLLM's prefix cache keeps. They take the
+    pool's dtype, so vLLM's buffer, of float32, is large enough."""
+    if plan is None:
+        return {}
+    workspace = importlib.import_module("vllm.v1.worker.workspace")
+    shape, _ = self._checkpoint_buffer_spec
+    buffer = shape, self.kv_cache[1].dtype
+    (states,) = workspace.current_workspace_manager().get_simultaneous(buffer)
+    return {
+        "checkpoints_every": plan.every_n_tokens,
+        "checkpoints": states[: plan.num_checkpoints],
+        "checkpoint_starts": plan.cu_starts,
+    }
 
 
 def _convolution(self: Any, layers: Any) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -276,8 +304,6 @@ def _metadata(self: Any) -> Any:
 
 def _refuse(self: Any, metadata: Any, mixed_qkv: Tensor) -> None:
     refuse_heads(self)
-    if metadata.flashinfer_checkpoint_plan is not None:
-        raise GdnError("prefix caching wants FlashInfer's states within prompts")
     if metadata.num_decode_tokens != metadata.num_decodes:
         raise GdnError("decodes of more than one token are beside prompts")
     pool = self.kv_cache[1]
@@ -483,8 +509,8 @@ CLIENT = Client(
                 f"vllm._custom_ops:{_DRAFTS}": (drafts,),
             },
             _put_layer,
-            "heads other than K = V = 128; prompts in float16, and with FlashInfer's checkpoints of"
-            " prefix caching",
+            "heads other than K = V = 128; prompts in float16; prompts beside drafts whose states"
+            " within are kept by FlashInfer for prefix caching",
         ),
         Hook(
             "prompts beside drafts (ChunkGatedDeltaRule)",

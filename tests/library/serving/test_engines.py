@@ -404,19 +404,64 @@ def test_vllm_s_layer_takes_prompts_to_its_pool(
 
 
 @VLLM
-@pytest.mark.parametrize(
-    "changed, why",
-    [
-        ({"flashinfer_checkpoint_plan": 1}, "FlashInfer's states within prompts"),
-        ({"num_decode_tokens": 4}, "decodes of more than one token"),
-    ],
-)
-def test_prompts_that_stay_vllm_s_own(
-    release, engine, changed, why, monkeypatch, caplog
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_vllm_s_prefix_cache_gets_the_states_within_prompts(
+    release, engine, dtype, monkeypatch
 ):
+    """As vLLM plans it: 128 tokens of the first prompt, none of the second, 64 of the third."""
+    if not inventory.cxx():
+        pytest.skip("no C++ compiler here")
     ours, calls = engine
     ours.install()
-    batch = Batch(2, [3], **changed)
+    plan = types.SimpleNamespace(
+        every_n_tokens=64, num_checkpoints=3,
+        cu_starts=torch.tensor([0, 2, 2, 3]), rows=torch.tensor([0, 1, 0, 2]),
+    )  # fmt: skip
+    checkpoint = object()
+    batch = Batch(
+        1, [130, 3, 70], flashinfer_checkpoint_plan=plan, checkpoint=checkpoint
+    )
+    batch.pool = batch.pool.to(dtype)
+    made = batch.layer(monkeypatch)
+    exported = []
+    vars(made).update(
+        _checkpoint_buffer_spec=((5, batch.HV, 128, 128), torch.float32),
+        _checkpoint_exporter=types.SimpleNamespace(
+            export=lambda *args, **named: exported.append((args, named))
+        ),
+    )
+    workspace = types.ModuleType("vllm.v1.worker.workspace")
+    workspace.current_workspace_manager = lambda: types.SimpleNamespace(
+        get_simultaneous=lambda spec: [torch.full(spec[0], torch.nan, dtype=spec[1])]
+    )
+    monkeypatch.setitem(sys.modules, workspace.__name__, workspace)
+    call, before = batch.call(), batch.pool.clone()
+    made._forward_core(**call)
+    assert batch.faults(before, call["core_attn_out"]) == []
+    assert calls == [] and serving.fallbacks()["vllm"] == {}
+    (((given,), named),) = exported
+    assert given is checkpoint and named["recurrent_rows"] is plan.rows
+    assert named["recurrent_state"] is batch.pool
+    assert named["conv_state"].shape == (5, 7, 3)
+    assert named["cu_seqlens"] is batch.metadata.non_spec_query_start_loc
+    assert torch.equal(named["raw_qkv"], call["mixed_qkv"][: batch.total])
+    kept = named["recurrent_checkpoint"]
+    assert len(kept) == 3
+    x = batch.x
+    for row, tokens in ((1, 128), (3, 64)):
+        begin = sum(batch.lengths[:row])
+        parts = [x[name][begin : begin + tokens] for name in "qkvab"]
+        state = before[batch.slots[row]]
+        right = steps.walk(state, *parts, x["A_log"], x["dt_bias"], 128**-0.5)[1][-1]
+        assert steps.error(kept[plan.rows[row]], right) < steps.STATE[dtype]
+
+
+@VLLM
+def test_prompts_that_stay_vllm_s_own(release, engine, monkeypatch, caplog):
+    why = "decodes of more than one token"
+    ours, calls = engine
+    ours.install()
+    batch = Batch(2, [3], num_decode_tokens=4)
     with caplog.at_level(logging.WARNING, "gdn.serving"):
         batch.layer(monkeypatch)._forward_core(**batch.call())
     assert [name for name, _ in calls] == ["_forward_core"] and not batch.convolved
