@@ -37,7 +37,11 @@ def options() -> argparse.Namespace:
     add("--requests", type=int, default=128, help="of the mixed load; 0: none")
     add("--at-once", type=int, default=64, help="of these")
     add("--prefill", default="triton", help="vLLM's own: triton or flashinfer")
-    add("--prefix-caching", action="store_true", help="vLLM's default, emptied each time")
+    add(
+        "--prefix-caching",
+        action="store_true",
+        help="vLLM's default, emptied each time",
+    )
     add("--attention", help="vLLM's attention_backend, such as TRITON_ATTN")
     add("--cache", type=int, default=16, help="GiB of each engine for states and keys")
     return parser.parse_args()
