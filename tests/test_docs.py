@@ -243,15 +243,14 @@ def test_the_example_of_vllm_times_the_steps_in_which_all_decode(monkeypatch):
             return outputs
 
     engine = Engine()
-    llm = SimpleNamespace(llm_engine=engine)
+    reset = engine.begun.clear  # the same requests again, from their prompts
+    llm = SimpleNamespace(llm_engine=engine, reset_prefix_cache=reset)
     monkeypatch.setattr(vllm_qwen, "greedy", lambda new: new)
     clock = SimpleNamespace(perf_counter=lambda: engine.now)
     monkeypatch.setattr(vllm_qwen, "time", clock)
     run = vllm_qwen.runner(llm, turns.Point(3, 4, 5))
     assert run(5) == (3, 1)
-    engine.begun.clear()
     assert run(1) == (3, None)
-    engine.begun.clear()
     rows = [[1, 2, 3, 4]] * 3
     times = vllm_qwen.serve(llm, rows, [3, 2, 2], at_once=2)
     start = times.arrivals[0]
