@@ -124,9 +124,10 @@ def write_algo():
 def pytest_collection_modifyitems(items):
     _sample(items)
     # A file is one process's work, and long files take long: were these last, one process
-    # would work and the others wait.
+    # would work and the others wait. Some are short, and their commands take long.
     sizes = {path: path.stat().st_size for path in {item.path for item in items}}
-    items.sort(key=lambda item: -sizes[item.path])
+    first = {item.path for item in items if item.get_closest_marker("first")}
+    items.sort(key=lambda item: (item.path not in first, -sizes[item.path]))
     if not importlib.util.find_spec("torch"):  # .ci/other_pythons.py
         _skip(items, "torch", "torch is not installed")
         return

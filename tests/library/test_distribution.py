@@ -244,6 +244,7 @@ def test_a_compilers_error_is_shown(tmp_path, write_algo, monkeypatch):
     assert list((tmp_path / "out").rglob("*.so")) == []
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not inventory.cxx(), reason="no C++ compiler here")
 def test_libraries_are_compiled_by_processes_of_their_own(tmp_path, monkeypatch):
     def compile_here(algo, library):

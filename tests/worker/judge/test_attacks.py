@@ -10,6 +10,8 @@ import pytest
 sys.path.insert(0, str(cheats.ATTACKS))
 import run  # noqa: E402
 
+pytestmark = pytest.mark.first
+
 # those of test_probes.py are tried there, kernel by kernel
 CHOSEN = {
     name: cheat
@@ -17,9 +19,8 @@ CHOSEN = {
     if name not in cheats.CHEATS and "cpu" in cheat.devices
 }
 QUICK = (
-    "control-right", "control-wrong", "exchanges-the-timers-code", "forges-records", "is-honest-sixty-times",
-    "makes-its-own-clock", "patches-the-check-and-its-oracle", "patches-what-a-check-calls", "sleeps-while-timed",
-    "takes-another-scale-by-default",
+    "control-right", "exchanges-the-timers-code", "forges-records", "is-honest-sixty-times",
+    "patches-the-check-and-its-oracle",
 )  # fmt: skip
 SLOW = tuple(name for name in CHOSEN if name not in QUICK)
 

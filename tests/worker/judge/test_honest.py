@@ -27,6 +27,8 @@ from gdn_cli.worker.messages import Reply
 from gdn_cli.worker.request import Serving, Timing
 from gdn_cli.worker.timing import floor
 
+pytestmark = pytest.mark.first
+
 REGISTRY = helpers.REGISTRY
 DECODE = REGISTRY.ops["gdn_decode"]
 

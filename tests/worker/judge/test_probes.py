@@ -201,7 +201,7 @@ def takes_long(algo) -> bool:
         if not (a.name == "pt-compiled" and chosen == "batch_size=1")
     ],
 )
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(9)
 def test_no_honest_algo_is_caught(algo, chosen):
     if algo.language == "cpp" and not inventory.cxx():
         pytest.skip("no C++ compiler here")

@@ -27,6 +27,8 @@ from gdn_cli.run.jobs import Job, Outcome
 from gdn_cli.schema.record_types import Record, Status
 from gdn_cli.worker.request import Timing
 
+pytestmark = pytest.mark.first
+
 REGISTRY = helpers.REGISTRY
 DECODE = REGISTRY.ops["gdn_decode"]
 _RIGHT = f"\ndef run({helpers.DECODE_ARGS}):\n    return right({helpers.DECODE_ARGS})\n"
