@@ -15,6 +15,7 @@ import tempfile
 import threading
 from contextlib import contextmanager
 from pathlib import Path
+from unittest import mock
 
 import helpers
 import pytest
@@ -31,7 +32,9 @@ def no_file_above(size: int):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:
-        yield
+        # Python keeps bytecode that was half written
+        with mock.patch.object(sys, "dont_write_bytecode", True):
+            yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 

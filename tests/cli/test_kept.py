@@ -198,9 +198,9 @@ def limited(kilobytes: int, *args, cwd) -> helpers.Done:
         "gdn_cli",
         *args,
     ]
-    done = subprocess.run(
-        command, cwd=cwd, capture_output=True, text=True, env=helpers.environment()
-    )
+    # Python keeps bytecode that was half written, and no process can read it then
+    env = helpers.environment(PYTHONDONTWRITEBYTECODE="1")
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, env=env)
     return helpers.Done(done.returncode, done.stdout, done.stderr)
 
 
