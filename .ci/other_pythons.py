@@ -29,8 +29,10 @@ OFFLINE = (
     "ProxyError",
 )
 PYTEST = "-m", "pytest", "tests/cli", "-n", "2", "--dist", "loadfile"
-# what is said to Modal's servers does not depend on the Python, and takes half the time
-PYTEST += "--ignore", "tests/cli/test_modal.py"
+# what is said to Modal's servers, kept and shown does not depend on the Python, and takes
+# most of the time
+for name in "modal", "kept", "show":
+    PYTEST += "--ignore", f"tests/cli/test_{name}.py"
 QUICK = "-m", "not slow and not records"
 
 

@@ -279,6 +279,7 @@ FIRST = {"padding", "each start"}
 
 
 @ON_CPU
+@pytest.mark.sampled(2)
 def test_on_a_cpu(name):
     kernel, op = helpers.kernel(name, "cpu"), name.split("/")[0]
     assert every_case(kernel, op, FIRST & cases_of(op).keys()) == {}

@@ -27,8 +27,6 @@ from gdn_cli.worker.messages import Reply
 from gdn_cli.worker.request import Serving, Timing
 from gdn_cli.worker.timing import floor
 
-pytestmark = pytest.mark.first
-
 REGISTRY = helpers.REGISTRY
 DECODE = REGISTRY.ops["gdn_decode"]
 
@@ -66,6 +64,7 @@ def mixed(tmp_path_factory, gdn, write_algo):
     return done, {r["algo"]: r for r in done.json["records"]}, folder
 
 
+@pytest.mark.slow
 def test_a_kernel_that_is_right_only_once_gets_no_time(mixed):
     done, records, _ = mixed
     assert done.code == errors.FAILED
@@ -77,6 +76,7 @@ def test_a_kernel_that_is_right_only_once_gets_no_time(mixed):
         assert records[name]["reason"].startswith(reason)
 
 
+@pytest.mark.slow
 def test_a_broken_algo_is_named_by_all(mixed, gdn):
     _, _, folder = mixed
     words = "run --algo all -w 0 --device cuda --json --algos".split()
@@ -85,12 +85,14 @@ def test_a_broken_algo_is_named_by_all(mixed, gdn):
     assert "`summary`" in broken["reason"]
 
 
+@pytest.mark.slow
 def test_an_algo_that_cannot_be_packed_keeps_its_row_and_the_others_go_on(mixed):
     _, records, folder = mixed
     record = records["unpackable"]
     assert record["status"] == "unpackable" and "notes.txt" in record["reason"]
 
 
+@pytest.mark.slow
 def test_a_wrong_call_leaves_the_old_file_alone(mixed, gdn):
     _, _, folder = mixed
     file = folder / "keep.json"
