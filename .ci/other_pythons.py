@@ -29,8 +29,8 @@ OFFLINE = (
     "ProxyError",
 )
 PYTEST = "-m", "pytest", "tests/cli", "-n", "2", "--dist", "loadfile"
-# what is said to Modal's servers, kept and shown does not depend on the Python, and takes
-# most of the time
+# what is said to Modal's servers, what is kept and what is shown: most of the time, and it
+# depends little on the Python
 for name in "modal", "kept", "show":
     PYTEST += "--ignore", f"tests/cli/test_{name}.py"
 QUICK = "-m", "not slow and not records"

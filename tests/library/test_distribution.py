@@ -309,6 +309,14 @@ def test_gdn_build_says_what_is_wrong(args, says, gdn):
     assert done.code == 2 and says in done.err
 
 
+@pytest.mark.skipif(inventory.cuda_home() is None, reason="no nvcc here")
+def test_a_folder_that_cannot_be_written_is_named(gdn):
+    done = gdn("build", "gdn_layer/cuda-v1", "--arch", "9.0a", "-o", "/proc/nope")
+    assert done.code == 3
+    told = " ".join(done.err.split())
+    assert "cannot write /proc/nope" in told and "--out names another" in told
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(inventory.cuda_home() is None, reason="no nvcc here")
 def test_a_library_is_built_without_a_gpu(tmp_path, gdn, monkeypatch):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .. import errors
+from .. import errors, paths
 from . import complete
 from . import options as o
 from .help import results_option
@@ -52,6 +52,11 @@ def build(
     cuda = toolchain.cuda_version()
     if cuda is None:
         raise errors.MissingError("no nvcc here", hint=libraries.GET_NVCC)
+    try:
+        paths.make(out)
+    except errors.MissingError as e:
+        hint = "--out names another folder"
+        raise errors.MissingError(e.message, hint=hint) from None
     jobs = []
     for algo in sources:
         fitting = [name for name in targets if libraries.runs_on(algo, name)]
