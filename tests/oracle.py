@@ -185,6 +185,7 @@ gdn_layer_bf16 = gdn_layer
 gdn_layer_post_conv_bf16 = gdn_layer_post_conv
 gdn_mtp_packed_bf16 = gdn_mtp_packed
 gdn_prefill_packed_bf16 = gdn_prefill_packed
+gdn_prefill_packed_f16 = gdn_prefill_packed
 
 
 def attention_fwd(q, k, v, causal=False):

@@ -167,7 +167,7 @@ def test_every_shipped_algo_and_config_loads():
         for p in paths.ALGOS_DIR.glob("*/*/algo.toml")
     }
     assert {a.full_name for a in r.algos} == folders and len(folders) >= 14
-    assert len(r.ops) == 17 and list(r.ops)[0] == "gdn_decode"
+    assert len(r.ops) == 18 and list(r.ops)[0] == "gdn_decode"
     for op in r.ops.values():
         assert r.reference(op).language == "python" and "cpu" in r.reference(op).modes
         assert op.baseline is None or r.find(op.baseline, op.name)

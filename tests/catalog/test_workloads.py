@@ -51,7 +51,7 @@ def test_prefill_workloads_are_the_contests():
 
 def test_every_workload_has_the_ops_axes_and_its_own_uuid():
     every = [(op, w) for op in OPS.values() for w in embedded(op)]
-    assert len(every) == 54 + 100 + 2 * 6 + 10 + 2 * (8 + 9 + 8 + 8 + 9 + 13)
+    assert len(every) == 54 + 100 + 2 * 6 + 10 + 9 + 2 * (8 + 9 + 8 + 8 + 9 + 13)
     assert len({str(uuid.UUID(w.uuid)) for _, w in every}) == len(every)
     for op, w in every:
         assert set(w.axes) == set(op.var_axes)

@@ -63,6 +63,11 @@ def library(
     return compiled(folder, *flags, races=races)
 
 
+def tokens(dtype: str = "bf16") -> Path:
+    """What says of which dtype tokens are: bf16 or f16."""
+    return CUDA / f"tokens_{dtype}" / "token.h"
+
+
 def compiled(folder: Path, *flags: str, races: bool = False) -> ctypes.CDLL:
     """The library of `driver.cpp` in a folder. It is cached by its sources: the
     folder's files, those of emulator/, the compiler and its flags. With `races` it
@@ -70,6 +75,8 @@ def compiled(folder: Path, *flags: str, races: bool = False) -> ctypes.CDLL:
     """
     if inventory.cxx() is None:
         pytest.skip("no C++ compiler here")
+    if not (folder / "token.h").exists():
+        shutil.copy(tokens(), folder)
     command = [
         inventory.cxx(),
         "-std=c++17",

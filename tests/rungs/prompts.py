@@ -14,7 +14,16 @@ class Prompt:
     queries of any length. `stored` is the pool in the layout of the calls.
     """
 
-    def __init__(self, H, HV, lengths, dtype, device="cuda", layout="VK"):
+    def __init__(
+        self,
+        H,
+        HV,
+        lengths,
+        dtype,
+        device="cuda",
+        layout="VK",
+        tokens=torch.bfloat16,
+    ):
         g = torch.Generator(device).manual_seed(1)
 
         def randn(*shape):
@@ -22,9 +31,9 @@ class Prompt:
 
         T, N = sum(lengths), len(lengths)
         self.lengths = lengths
-        self.q, self.k = (randn(T, H, D).bfloat16() for _ in range(2))
-        self.v = randn(T, HV, D).bfloat16()
-        self.a, self.b = (randn(T, HV).bfloat16() for _ in range(2))
+        self.q, self.k = (randn(T, H, D).to(tokens) for _ in range(2))
+        self.v = randn(T, HV, D).to(tokens)
+        self.a, self.b = (randn(T, HV).to(tokens) for _ in range(2))
         self.A_log, self.dt_bias = (randn(HV) * 0.1 for _ in range(2))
         self.pool = (randn(N + 1, HV, D, D) * 0.1).to(dtype)
         self.layout = layout

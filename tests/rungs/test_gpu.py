@@ -55,6 +55,11 @@ WORKLOADS = helpers.of_each_op(
         "gdn_mtp_bf16": ["seq_len=2", *VERIFY],
         "gdn_mtp_packed_bf16": ["seq_len=2", *VERIFY],
         "gdn_mtp": ["seq_len=2", "seq_len=3", *VERIFY],
+        "gdn_prefill_packed_f16": [
+            "total_seq_len=16,num_seqs=1",
+            "seq_lens=1+64+65",
+            "seq_lens=40x70",
+        ],
         "gdn_prefill_packed_bf16": [
             "total_seq_len=16,num_seqs=1",
             "seq_lens=1+64+65",

@@ -83,11 +83,12 @@ def test_a_rung_many_times(algo, calls):
         right(op, first, case)
 
 
+@pytest.mark.parametrize("tokens", [torch.bfloat16, torch.float16], ids=str)
 @LAYOUTS
 @pytest.mark.parametrize("dtype", POOLS, ids=str)
 @pytest.mark.parametrize("path", PREFILLS)
-def test_prefill_from_a_pool_many_times(path, dtype, layout, calls):
-    x = Prompt(*PREFILLS[path], dtype, layout=layout)
+def test_prefill_from_a_pool_many_times(path, dtype, layout, tokens, calls):
+    x = Prompt(*PREFILLS[path], dtype, layout=layout, tokens=tokens)
     pool = x.stored.clone()
     out = torch.empty_like(x.v)
 

@@ -35,10 +35,9 @@ struct Given {
   float scale, epsilon;
   int H, HV, N, first_slot, long_indices, long_lengths, half_pool, half_bias, every, indices_step, k_first;
 };
-using bf = __nv_bfloat16;
 Call call(const Given& g) {
-  return {(bf*)g.q, (bf*)g.k, (bf*)g.v, (bf*)g.a, (bf*)g.b, (float*)g.A_log, g.dt_bias, g.pool, g.indices,
-          (bool*)g.has_state, g.cu_seqlens, (bf*)g.output, g.checkpoints, g.starts, g.num_checkpoints, g.every,
+  return {(Token*)g.q, (Token*)g.k, (Token*)g.v, (Token*)g.a, (Token*)g.b, (float*)g.A_log, g.dt_bias, g.pool, g.indices,
+          (bool*)g.has_state, g.cu_seqlens, (Token*)g.output, g.checkpoints, g.starts, g.num_checkpoints, g.every,
           g.qk_row, g.v_row, g.a_row, g.b_row, g.slot_stride, g.head_stride, g.slots, g.num_tokens,
           g.scale, g.epsilon, g.H, g.HV, g.N, g.first_slot, uint32_t(g.indices_step), bool(g.long_indices),
           bool(g.long_lengths), bool(g.long_lengths), bool(g.half_pool), bool(g.half_bias),
@@ -90,9 +89,9 @@ extern "C" void prefill(int cut, int mode, int, int, const Given* g, void**) {
 Given = emulation.structure(DRIVER, "Given")
 
 
-def chunked_of(folder, *, races=False, k_first=False):
+def chunked_of(folder, *, races=False, k_first=False, tokens="bf16"):
     """The library of cuda-chunk's kernels."""
-    own = FOLDER / "call.h", FOLDER / "tensors.cuh"
+    own = FOLDER / "call.h", FOLDER / "tensors.cuh", emulation.tokens(tokens)
     return chunk.library_of(folder, DRIVER, *own, races=races, k_first=k_first)
 
 
@@ -106,8 +105,14 @@ def chunked_k_first(tmp_path_factory):
     return chunked_of(tmp_path_factory.mktemp("k_first"), k_first=True)
 
 
-def recurrent_of(folder, *, races=False):
+@pytest.fixture(scope="module")
+def chunked_f16(tmp_path_factory):
+    return chunked_of(tmp_path_factory.mktemp("f16"), tokens="f16")
+
+
+def recurrent_of(folder, *, races=False, tokens="bf16"):
     """The library of cuda-recurrent's kernel."""
+    shutil.copy(emulation.tokens(tokens), folder)
     for name in ("call.h", "tensors.cuh", "recurrent_call.cuh"):
         shutil.copy(FOLDER / name, folder)
     kernel = emulation.CUDA / "gdn" / "recurrent.cuh"
@@ -176,7 +181,7 @@ def call(
     rows, a, b, A_log, dt_bias, pool, slots, has_state, cu, scale = args
     T, N, HV = len(rows), len(slots), pool.shape[1]
     H = (rows.shape[1] // D - HV) // 2
-    guarded = chunk.full(math.nan, T + 64, HV, D, dtype=torch.bfloat16)
+    guarded = chunk.full(math.nan, T + 64, HV, D, dtype=rows.dtype)
     memory = chunk.Memory(library, T, N, HV, segment).tensors
     places, starts, every = kept or (torch.empty(0), torch.empty(0), 0)
     given = Given(
@@ -212,7 +217,7 @@ def call(
         long_indices=slots.dtype == torch.int64,
         long_lengths=cu.dtype == torch.int64,
         half_pool=pool.dtype == torch.bfloat16,
-        half_bias=dt_bias.dtype == torch.bfloat16,
+        half_bias=dt_bias.dtype == rows.dtype,
         every=every,
         indices_step=slots.stride(0) * slots.element_size(),
         k_first=pool.stride(-1) != 1,
@@ -396,6 +401,43 @@ def test_k_first_states_within_sequences(chunked_k_first, how):
     starts = torch.tensor([0, 2], dtype=torch.int32)
     assert faults((chunked_k_first, how), args, kept=(kept, starts, 1)) == []
     assert packed.wrong_states(kept.mT, dict(enumerate(right)), 4.5e-3) == []
+
+
+@pytest.fixture(scope="module")
+def recurrent_f16(tmp_path_factory):
+    return recurrent_of(tmp_path_factory.mktemp("f16"), tokens="f16")
+
+
+def float16_faults(path, half, **how):
+    """Tokens that bfloat16 does not hold. An operand's rounding is an eighth of bfloat16's."""
+    args = slow([70, 3, 0, 129, 20, 130], [4, 0, 2, 6, 1, 3], 8, fresh=(2, 3))
+    draw = torch.Generator().manual_seed(3)
+    for i in (0, 1, 2, 4):
+        noise = torch.rand(args[i].shape, generator=draw) * 4e-3
+        args[i] = (args[i].float() * (1 + noise)).half()
+    if half:
+        args[5] = args[5].bfloat16()
+    return faults(path, args, output=6e-4, state=3e-3 if half else 6e-4, **how)
+
+
+@HALVES
+@pytest.mark.parametrize("cut", [0, 1, 2])
+@pytest.mark.sampled(2)
+def test_float16_token_by_token(recurrent_f16, cut, half):
+    assert float16_faults((recurrent_f16, cut), half) == []
+
+
+@pytest.mark.slow
+@HALVES
+@pytest.mark.parametrize("name", CHUNKED)
+def test_float16_in_chunks(chunked_f16, name, half):
+    assert float16_faults((chunked_f16, PATHS[name]), half) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [SPLIT, SYNC, ONE, TWO, HALF])
+def test_float16_in_segments(chunked_f16, how):
+    assert float16_faults((chunked_f16, how), False, segment=1, mode=2) == []
 
 
 @pytest.mark.parametrize("how", [ONE, TWO, -3])

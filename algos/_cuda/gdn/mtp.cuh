@@ -163,13 +163,6 @@ __device__ __forceinline__ void make_coefficients(Coefficients<TOKENS>& to, cons
   }
 }
 
-// d += a b of tokens, summed in f32.
-template <typename Token>
-__device__ __forceinline__ void multiply_tokens(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  if constexpr (std::is_same_v<Token, __half>) flashcore::multiply_add(d, a, b0, b1);
-  else multiply_add(d, a, b0, b1);
-}
-
 // d += S b for 16 bytes a lane of rows g (w[0]) and, with 16 ROWS, g + 8 (w[1]); b: the same elements of vector g.
 template <typename Token, int ROWS, typename T>
 __device__ __forceinline__ void multiply_block(float (&d)[2][4], const uint32_t (&w)[ROWS / 8][4], const uint32_t* b,

@@ -59,6 +59,7 @@ constexpr int ROWS = 16;   // of the state, per tile
 
 // A dense call. gdn_prefill_packed/cuda-chunk-packed has the one on slots of a pool.
 struct Arguments {
+  using Token = __nv_bfloat16;
   static constexpr bool POOL = false;  // states in a pool; q and k are normalised here
   const float* state;          // [N, HV, 128, 128]
   const int64_t* cu_seqlens;   // [N + 1]
@@ -99,8 +100,9 @@ struct Arguments {
 };
 
 // Shared memory, in bytes. Rows are padded so that the 8 rows of a matrix are in different banks.
-template <int WARPS, int SPLIT, int AHEAD, bool NORMS_ = false>
+template <int WARPS, int SPLIT, int AHEAD, bool NORMS_ = false, typename Token_ = __nv_bfloat16>
 struct Layout {
+  using Token = Token_;
   static constexpr bool NORMS = NORMS_;
   static constexpr int THREADS = (WARPS * SPLIT + AHEAD) * 32;
   static constexpr int ROUND = 2 * AHEAD;  // blocks
@@ -129,35 +131,48 @@ struct Layout {
 
 namespace gdn {
 
-// x and y as bf16 in one register, x in the lower half; and the rounding errors as two more bf16.
+// x and y as tokens in one register, x in the lower half; the numbers of such a register; and the rounding errors as two more.
+template <typename Token>
 __device__ __forceinline__ uint32_t rounded(float x, float y) {
+  if constexpr (std::is_same_v<Token, __half>) return flashcore::pack(x, y);
   const __nv_bfloat162 pair = __floats2bfloat162_rn(x, y);
   return *reinterpret_cast<const uint32_t*>(&pair);
 }
+template <typename Token>
+__device__ __forceinline__ float number_of(uint32_t word, int i) {
+  if constexpr (std::is_same_v<Token, __half>) return token_value<Token>(word >> 16 * i);
+  return i ? high(word) : low(word);
+}
+template <typename Token>
 __device__ __forceinline__ void split(uint32_t& high_part, uint32_t& low_part, float x, float y) {
-  high_part = rounded(x, y);
-  low_part = rounded(x - low(high_part), y - high(high_part));
+  high_part = rounded<Token>(x, y);
+  low_part = rounded<Token>(x - number_of<Token>(high_part, 0), y - number_of<Token>(high_part, 1));
 }
 
 // Two neighbouring 16 x 8 accumulators as one 16 x 16 left operand in two parts.
+template <typename Token>
 __device__ __forceinline__ void split(uint32_t (&high_part)[4], uint32_t (&low_part)[4], const float (&left)[4],
                                       const float (&right)[4]) {
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    split(high_part[i], low_part[i], left[2 * i], left[2 * i + 1]);
-    split(high_part[2 + i], low_part[2 + i], right[2 * i], right[2 * i + 1]);
+    split<Token>(high_part[i], low_part[i], left[2 * i], left[2 * i + 1]);
+    split<Token>(high_part[2 + i], low_part[2 + i], right[2 * i], right[2 * i + 1]);
   }
 }
 
+template <typename Token>
 __device__ __forceinline__ void rounded(uint32_t (&to)[4], const float (&left)[4], const float (&right)[4]) {
 #pragma unroll
-  for (int i = 0; i < 2; ++i) to[i] = rounded(left[2 * i], left[2 * i + 1]), to[2 + i] = rounded(right[2 * i], right[2 * i + 1]);
+  for (int i = 0; i < 2; ++i) {
+    to[i] = rounded<Token>(left[2 * i], left[2 * i + 1]), to[2 + i] = rounded<Token>(right[2 * i], right[2 * i + 1]);
+  }
 }
 
 // d[0] and d[1] += a b for the 16 columns of b from one load of four matrices.
-__device__ __forceinline__ void multiply_add(float (&d)[2][4], const uint32_t (&a)[4], const uint32_t (&b)[4]) {
-  multiply_add(d[0], a, b[0], b[1]);
-  multiply_add(d[1], a, b[2], b[3]);
+template <typename Token>
+__device__ __forceinline__ void multiply_tokens(float (&d)[2][4], const uint32_t (&a)[4], const uint32_t (&b)[4]) {
+  multiply_tokens<Token>(d[0], a, b[0], b[1]);
+  multiply_tokens<Token>(d[1], a, b[2], b[3]);
 }
 
 // The work of this CTA: its sequence, its heads, its rows of the head.
@@ -197,6 +212,7 @@ struct Place {
 template <typename L, int SPLIT>
 __device__ __forceinline__ void step(float (&s)[K_DIM / 8 / SPLIT][4], char* tile, const char* made, char* told, uint32_t warp,
                                      uint32_t part, uint32_t lane, float scale) {
+  using Token = typename L::Token;
   constexpr int STEPS = K_DIM / 16 / SPLIT;
   const uint32_t g = lane / 4, t = lane % 4;
   // the lane's row in the four matrices of a 16 x 16 block: first the ones above each other, or the ones side by side
@@ -210,11 +226,11 @@ __device__ __forceinline__ void step(float (&s)[K_DIM / 8 / SPLIT][4], char* til
 #pragma unroll
   for (int j = 0; j < STEPS; ++j) {
     uint32_t of_s[4], b[4];
-    rounded(of_s, s[2 * j], s[2 * j + 1]);
+    rounded<Token>(of_s, s[2 * j], s[2 * j + 1]);
     load_matrices(b, keys + row * L::ROW + column + j * 32);
-    multiply_add(x, of_s, b);
+    multiply_tokens<Token>(x, of_s, b);
     load_matrices(b, keys + L::Q_AT + row_o * L::ROW + column + j * 32);
-    multiply_add(y, of_s, b);
+    multiply_tokens<Token>(y, of_s, b);
   }
   uint32_t v[4], b[4], high_part[4], low_part[4];
   load_transposed(v, tile_at + v_at + row * L::V_ROW + column);
@@ -245,17 +261,17 @@ __device__ __forceinline__ void step(float (&s)[K_DIM / 8 / SPLIT][4], char* til
     decay_in[n][0] = here.x, decay_in[n][1] = here.y, decay_out[n][0] = rest.x, decay_out[n][1] = rest.y;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const float v_i = i % 2 ? high(v[2 * n + i / 2]) : low(v[2 * n + i / 2]);
+      const float v_i = number_of<Token>(v[2 * n + i / 2], i % 2);
       d[n][i] = fmaf(-decay_in[n][i % 2], x[n][i], v_i);
     }
   }
-  split(high_part, low_part, d[0], d[1]);
+  split<Token>(high_part, low_part, d[0], d[1]);
   {
     float parts[3][2][4] = {};  // independent sums
     load_matrices(b, made_at + row * L::SMALL_ROW + L::T_HIGH);
-    multiply_add(parts[0], high_part, b), multiply_add(parts[1], low_part, b);
+    multiply_tokens<Token>(parts[0], high_part, b), multiply_tokens<Token>(parts[1], low_part, b);
     load_matrices(b, made_at + row * L::SMALL_ROW + L::T_LOW);
-    multiply_add(parts[2], high_part, b);
+    multiply_tokens<Token>(parts[2], high_part, b);
 #pragma unroll
     for (int i = 0; i < 8; ++i) d[i / 4][i % 4] = parts[0][i / 4][i % 4] + (parts[1][i / 4][i % 4] + parts[2][i / 4][i % 4]);
   }
@@ -265,7 +281,7 @@ __device__ __forceinline__ void step(float (&s)[K_DIM / 8 / SPLIT][4], char* til
   float decayed[2][4];
 #pragma unroll
   for (int i = 0; i < 8; ++i) decayed[i / 4][i % 4] = d[i / 4][i % 4] * decay_out[i / 4][i % 2];
-  rounded(high_part, decayed[0], decayed[1]);
+  rounded<Token>(high_part, decayed[0], decayed[1]);
 #pragma unroll
   for (int j = 0; j < STEPS; ++j) {
     load_transposed(b, keys + row_t * L::ROW + column_t + j * 32);
@@ -274,11 +290,11 @@ __device__ __forceinline__ void step(float (&s)[K_DIM / 8 / SPLIT][4], char* til
       float(&into)[4] = s[2 * j + n];
 #pragma unroll
       for (int i = 0; i < 4; ++i) into[i] *= decay_block;
-      multiply_add(into, high_part, b[2 * n], b[2 * n + 1]);
+      multiply_tokens<Token>(into, high_part, b[2 * n], b[2 * n + 1]);
     }
   }
 
-  rounded(high_part, d[0], d[1]);
+  rounded<Token>(high_part, d[0], d[1]);
   load_matrices(b, made_at + row_o * L::SMALL_ROW + L::M_AT);
   if constexpr (SPLIT == 1) __syncwarp();  // all lanes have read v; with SPLIT the partners' barrier ensures that
 #pragma unroll
@@ -289,11 +305,11 @@ __device__ __forceinline__ void step(float (&s)[K_DIM / 8 / SPLIT][4], char* til
     }
 #pragma unroll
     for (int i = 0; i < 4; ++i) y[n][i] *= scale * (part ? decay_in[1][i % 2] : decay_in[n][i % 2]);
-    multiply_add(y[n], high_part, b[2 * n], b[2 * n + 1]);
+    multiply_tokens<Token>(y[n], high_part, b[2 * n], b[2 * n + 1]);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const uint32_t token = (n + part) * 8 + 2 * t + i % 2, of_warp = g + i / 2 * 8;
-      *reinterpret_cast<__nv_bfloat16*>(tile + v_at + token * L::V_ROW + of_warp * 2) = __float2bfloat16(y[n][i]);
+      *reinterpret_cast<Token*>(tile + v_at + token * L::V_ROW + of_warp * 2) = to_token<Token>(y[n][i]);
     }
   }
 }
@@ -301,7 +317,7 @@ __device__ __forceinline__ void step(float (&s)[K_DIM / 8 / SPLIT][4], char* til
 // The row warps: SPLIT neighbours share 16 rows, with K / SPLIT columns each.
 template <int WARPS, int SPLIT, int AHEAD, typename Call>
 __device__ __forceinline__ void advance(const Call& p, uint32_t number, [[maybe_unused]] int of) {
-  using L = Layout<WARPS, SPLIT, AHEAD, Call::POOL>;
+  using L = Layout<WARPS, SPLIT, AHEAD, Call::POOL, typename Call::Token>;
   const uint32_t lane = threadIdx.x % 32, warp = number / SPLIT, part = SPLIT == 2 ? number % 2 : 0;
   const auto state_at = [](uint32_t thread) {  // its first element: row g, column 2t of its warp's
     const uint32_t number = thread / 32, row = number / SPLIT * ROWS + thread % 32 / 4;
@@ -328,7 +344,7 @@ __device__ __forceinline__ void advance(const Call& p, uint32_t number, [[maybe_
   // its 16 bytes of a token's output: a token has two lanes
   const uint32_t token = part * 8 + lane / 2, half = lane % 2;
   const int last = lane < 32 / SPLIT ? place.length : 0;
-  __nv_bfloat16* output = p.output + ((place.first + token) * p.HV + place.value_head) * V_DIM + place.row + warp * ROWS + half * 8;
+  typename Call::Token* output = p.output + ((place.first + token) * p.HV + place.value_head) * V_DIM + place.row + warp * ROWS + half * 8;
   char* const of_pair = memory + L::TOLD_AT + warp * (2 * L::TOLD);
   int block = 0;
 #pragma unroll 1
@@ -372,7 +388,7 @@ __device__ __forceinline__ void fetch(const Call& p, const Place<WARPS>& place, 
   {
     const uint32_t row = lane / 16, column = lane % 16;
     const int64_t from = p.qk_at(token + row, place.head) + column * 8;
-    const __nv_bfloat16 *k = p.k + from, *q = p.q + from;
+    const typename L::Token *k = p.k + from, *q = p.q + from;
     const uint32_t to = tile + row * L::ROW + column * 16, stride = 2 * p.qk_stride();
     const int mine = left - static_cast<int>(row);
 #pragma unroll
@@ -384,7 +400,7 @@ __device__ __forceinline__ void fetch(const Call& p, const Place<WARPS>& place, 
   }
   const uint32_t row = lane / (2 * WARPS), column = lane % (2 * WARPS);
   constexpr int EACH = 16 / WARPS;  // rows
-  const __nv_bfloat16* v = p.v + p.v_at(token + row, place.value_head) + place.row + column * 8;
+  const typename L::Token* v = p.v + p.v_at(token + row, place.value_head) + place.row + column * 8;
   const uint32_t to = tile + L::V_AT + row * L::V_ROW + column * 16, stride = EACH * p.v_stride();
   const int mine = left - static_cast<int>(row);
 #pragma unroll
@@ -399,6 +415,7 @@ __device__ __forceinline__ void fetch(const Call& p, const Place<WARPS>& place, 
 template <typename L, typename Call>
 __device__ __forceinline__ void make(const Call& p, const char* tiles, char* both_made, float* own, uint32_t lane, float log2_g,
                                      float beta, int blocks) {
+  using Token = typename L::Token;
   const float scale = p.scale;
   const uint32_t g = lane / 4, t = lane % 4, token = lane % 16, half = lane / 16;
   float sum = log2_g;  // G_t, of log2
@@ -430,11 +447,11 @@ __device__ __forceinline__ void make(const Call& p, const char* tiles, char* bot
         uint32_t keys[4], k[4], q[4];
         const uint32_t at = of * L::TILE + j * 32;
         load_matrices(keys, right_at + at), load_matrices(k, left_at + at), load_matrices(q, left_at + L::Q_AT + at);
-        multiply_add(kk[of], k, keys), multiply_add(qk[of], q, keys);
+        multiply_tokens<Token>(kk[of], k, keys), multiply_tokens<Token>(qk[of], q, keys);
         if constexpr (L::NORMS) {
           uint32_t queries[4];  // q's words, but four moves into pairs of registers cost more
           load_matrices(queries, right_at + L::Q_AT + at);
-          multiply_add(qq[of], q, queries);
+          multiply_tokens<Token>(qq[of], q, queries);
         }
       }
     [[maybe_unused]] float factor = scale;  // NORMS: of the lane's token, scale / |q|; and beta becomes beta / |k|^2
@@ -475,7 +492,7 @@ __device__ __forceinline__ void make(const Call& p, const char* tiles, char* bot
             of_M[i] = column <= row ? factor_t * decay_ts * qk[of][n][2 * h + i] : 0.f;
           }
           *reinterpret_cast<float2*>(A + row * L::A_ROW + 8 * n + 2 * t) = make_float2(of_T[0], of_T[1]);
-          *reinterpret_cast<uint32_t*>(M + row * L::SMALL_ROW + (8 * n + 2 * t) * 2) = rounded(of_M[0], of_M[1]);
+          *reinterpret_cast<uint32_t*>(M + row * L::SMALL_ROW + (8 * n + 2 * t) * 2) = rounded<Token>(of_M[0], of_M[1]);
         }
       }
     }
@@ -504,7 +521,7 @@ __device__ __forceinline__ void make(const Call& p, const char* tiles, char* bot
 #pragma unroll
   for (int s = 0; s < BLOCK; s += 2) {
     const float2 beta_s = *reinterpret_cast<const float2*>(betas + s);
-    split(high_part[s / 2], low_part[s / 2], row[s] * beta_s.x, row[s + 1] * beta_s.y);
+    split<Token>(high_part[s / 2], low_part[s / 2], row[s] * beta_s.x, row[s + 1] * beta_s.y);
   }
   char* const to = both_made + half * L::MADE + token * L::SMALL_ROW;
 #pragma unroll
@@ -520,7 +537,7 @@ __device__ __forceinline__ void make(const Call& p, const char* tiles, char* bot
 // A preparing warp: warp i has blocks 2i and 2i + 1 of every round.
 template <int WARPS, int SPLIT, int AHEAD, typename Call>
 class Preparation {
-  using L = Layout<WARPS, SPLIT, AHEAD, Call::POOL>;
+  using L = Layout<WARPS, SPLIT, AHEAD, Call::POOL, typename Call::Token>;
   Place<WARPS> place;
   char* memory;
   uint32_t warp, lane;
@@ -581,7 +598,7 @@ class Preparation {
 template <int WARPS, int SPLIT, int AHEAD, typename Call = Arguments>
 __global__ void __launch_bounds__((WARPS * SPLIT + AHEAD) * 32, 1)
 gdn_prefill_recurrent(const __grid_constant__ Call p) {
-  using L = Layout<WARPS, SPLIT, AHEAD, Call::POOL>;
+  using L = Layout<WARPS, SPLIT, AHEAD, Call::POOL, typename Call::Token>;
   const uint32_t warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);  // tells the compiler that it is the same in all lanes
   Preparation<WARPS, SPLIT, AHEAD, Call> ahead;
   [[maybe_unused]] int of = 0;  // POOL: which state, which waits for it

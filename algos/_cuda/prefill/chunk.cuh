@@ -27,13 +27,16 @@
 #pragma once
 
 #include <cuda_bf16.h>
+#include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <type_traits>
 
 #include "tensors.cuh"
 #include "dependent_launch.cuh"
 #include "mma_bf16.cuh"
+#include "token.h"
 
 namespace gdn {
 
@@ -92,8 +95,8 @@ __host__ __device__ constexpr int gate_at(int which, int token) {
 }
 constexpr int MATRIX = CHUNK * CHUNK * 2;  // bytes
 struct Prepared {
-  char T[MATRIX];  // T - I, bf16; and the gates, float
-  char M[MATRIX];  // bf16
+  char T[MATRIX];  // T - I, of tokens; and the gates, float
+  char M[MATRIX];  // of tokens
   __device__ __forceinline__ const float* gate(int which, int token) const {
     return reinterpret_cast<const float*>(T + gate_at(which, token));  // contiguous up to a multiple of 4 tokens
   }
@@ -232,17 +235,26 @@ __device__ __forceinline__ void load_start(float (&S)[N][4], const Segment& at, 
   }
 }
 
-// An 8 x 8 matrix of bf16, of which a lane has row g at columns 2t and 2t + 1, transposed.
+// An 8 x 8 matrix of 16-bit numbers, of which a lane has row g at columns 2t and 2t + 1, transposed.
 __device__ __forceinline__ uint32_t transposed(uint32_t x) {
   uint32_t y;
   asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
   return y;
 }
 
-// Two floats as bf16, x in the lower half: a register of a fragment.
-__device__ __forceinline__ uint32_t pack(float x, float y) {
+// Two floats as bf16, x in the lower half; and as tokens: a register of a fragment.
+__device__ __forceinline__ uint32_t pack_bf16(float x, float y) {
   const __nv_bfloat162 pair = __floats2bfloat162_rn(x, y);
   return *reinterpret_cast<const uint32_t*>(&pair);
+}
+__device__ __forceinline__ uint32_t pack(float x, float y) {
+  if constexpr (std::is_same_v<Token, __half>) return flashcore::pack(x, y);
+  else return pack_bf16(x, y);
+}
+// Number i, 0 or 1, of a register of two tokens.
+__device__ __forceinline__ float unpacked(uint32_t word, int i) {
+  if constexpr (std::is_same_v<Token, __half>) return __half2float(__ushort_as_half(static_cast<uint16_t>(word >> 16 * i)));
+  else return __uint_as_float(i ? word & 0xffff0000u : word << 16);
 }
 
 // Two accumulators of eight columns each as a left operand of 16 columns.
@@ -251,12 +263,12 @@ __device__ __forceinline__ void as_left(uint32_t (&a)[4], const float (&low)[4],
   a[2] = pack(high[0], high[1]), a[3] = pack(high[2], high[3]);
 }
 
-// sum + the squares of eight bf16.
+// sum + the squares of eight tokens.
 __device__ __forceinline__ float add_squares(float sum, const uint4& words) {
   const uint32_t w[4] = {words.x, words.y, words.z, words.w};
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    const float low = __uint_as_float(w[i] << 16), high = __uint_as_float(w[i] & 0xffff0000u);
+    const float low = unpacked(w[i], 0), high = unpacked(w[i], 1);
     sum = fmaf(low, low, sum), sum = fmaf(high, high, sum);
   }
   return sum;
@@ -265,8 +277,8 @@ __device__ __forceinline__ float add_squares(float sum, const uint4& words) {
 // x = high + low, both bf16, up to an error of 2^-17 of x.
 struct Parts { uint32_t high, low; };
 __device__ __forceinline__ Parts parts(float x, float y) {
-  const uint32_t high = pack(x, y);
-  return {high, pack(x - __uint_as_float(high << 16), y - __uint_as_float(high & 0xffff0000u))};
+  const uint32_t high = pack_bf16(x, y);
+  return {high, pack_bf16(x - __uint_as_float(high << 16), y - __uint_as_float(high & 0xffff0000u))};
 }
 
 __device__ __forceinline__ void left_parts(uint32_t (&high)[4], uint32_t (&low)[4], const float (&x)[2][4]) {
@@ -279,7 +291,7 @@ __device__ __forceinline__ void left_parts(uint32_t (&high)[4], uint32_t (&low)[
 
 // Rows of 128 elements into a tile: row r of `from` + r * stride elements, zeros from row `count` on.
 template <int PIECES>
-__device__ __forceinline__ void copy_tile(uint32_t to, const __nv_bfloat16* from, int64_t stride, int count, int thread,
+__device__ __forceinline__ void copy_tile(uint32_t to, const Token* from, int64_t stride, int count, int thread,
                                           int threads) {
 #pragma unroll 1
   for (int i = thread; i < CHUNK * PIECES; i += threads) {

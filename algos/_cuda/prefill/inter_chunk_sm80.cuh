@@ -26,7 +26,7 @@ struct Stage {
 // A thread's pieces of a tile of 64 rows of PIECES pieces, one in every THREADS / PIECES rows: `to` and `from` are its first,
 // `step` the distance to its next in elements. Straight-line code: a chunk's loads are part of the previous chunk's chain.
 template <int PIECES, int THREADS>
-__device__ __forceinline__ void copy_pieces(uint32_t to, const __nv_bfloat16* from, int64_t step) {
+__device__ __forceinline__ void copy_pieces(uint32_t to, const Token* from, int64_t step) {
   constexpr int ROWS = THREADS / PIECES;
   static_assert(PIECES >= 8 || ROWS % 8 == 0, "else in_tile turns from row to row");
 #pragma unroll 8
@@ -115,8 +115,8 @@ __device__ __forceinline__ void state_times(float (&d)[2][4], const uint32_t (&S
   for (int step = 0; step < 8; ++step) {
     uint32_t right[4];
     load_matrices(right, tile + in_tile<QK_PIECES>(row + lane / 16 * 8 + lane % 8, 2 * step + lane / 8 % 2));
-    multiply_add(sum[step % CHAINS][0], S[step], right[0], right[1]);
-    multiply_add(sum[step % CHAINS][1], S[step], right[2], right[3]);
+    multiply_tokens<Token>(sum[step % CHAINS][0], S[step], right[0], right[1]);
+    multiply_tokens<Token>(sum[step % CHAINS][1], S[step], right[2], right[3]);
   }
 #pragma unroll
   for (int chain = 0; chain < CHAINS; ++chain)
@@ -134,8 +134,8 @@ __device__ __forceinline__ void state_times_two(float (&d)[2][4], float (&d2)[2]
     const int at = in_tile<QK_PIECES>(row + lane / 16 * 8 + lane % 8, 2 * step + lane / 8 % 2);
     uint32_t right[4], right2[4];
     load_matrices(right, tile + at), load_matrices(right2, tile2 + at);
-    multiply_add(d[0], S[step], right[0], right[1]), multiply_add(d[1], S[step], right[2], right[3]);
-    multiply_add(d2[0], S[step], right2[0], right2[1]), multiply_add(d2[1], S[step], right2[2], right2[3]);
+    multiply_tokens<Token>(d[0], S[step], right[0], right[1]), multiply_tokens<Token>(d[1], S[step], right[2], right[3]);
+    multiply_tokens<Token>(d2[0], S[step], right2[0], right2[1]), multiply_tokens<Token>(d2[1], S[step], right2[2], right2[3]);
   }
 }
 
@@ -143,8 +143,8 @@ __device__ __forceinline__ void state_times_two(float (&d)[2][4], float (&d2)[2]
 __device__ __forceinline__ void block_times(float (&d)[2][4], const uint32_t (&X)[4], uint32_t matrix, int i, int j, int lane) {
   uint32_t right[4];
   load_matrices(right, matrix + in_matrix(i * SIDE + lane / 16 * 8 + lane % 8, 2 * j + lane / 8 % 2));
-  multiply_add(d[0], X, right[0], right[1]);
-  multiply_add(d[1], X, right[2], right[3]);
+  multiply_tokens<Token>(d[0], X, right[0], right[1]);
+  multiply_tokens<Token>(d[1], X, right[2], right[3]);
 }
 
 // Columns 8 j to 8 j + 15 of the state += X K: X a left operand of 16 tokens, which are those of the tile from `row` on.
@@ -152,8 +152,8 @@ __device__ __forceinline__ void keys_times(float (&S0)[4], float (&S1)[4], const
                                            int j, int lane) {
   uint32_t right[4];
   load_transposed(right, k_tile + in_tile<QK_PIECES>(row + lane / 8 % 2 * 8 + lane % 8, j + lane / 16));
-  multiply_add(S0, X, right[0], right[1]);
-  multiply_add(S1, X, right[2], right[3]);
+  multiply_tokens<Token>(S0, X, right[0], right[1]);
+  multiply_tokens<Token>(S1, X, right[2], right[3]);
 }
 
 __device__ __forceinline__ void pair_of(float (&x)[2], const float* from) {
@@ -175,7 +175,7 @@ __device__ __forceinline__ void rest_of(float (&x)[2][4], const uint32_t (&v)[4]
 #pragma unroll
     for (int c = 0; c < 4; ++c) {
       const uint32_t word = v[2 * e + c / 2];
-      const float value = __uint_as_float(c % 2 ? word & 0xffff0000u : word << 16);
+      const float value = unpacked(word, c % 2);
       x[e][c] = beta[e][c % 2] * fmaf(-in[e][c % 2], x[e][c], value);
     }
 }

@@ -203,7 +203,7 @@ __device__ __forceinline__ void store_outputs(const Prefill& p, const Chunks& ch
   const int first = thread / PIECES, piece = first_piece + thread % PIECES;
   const uint32_t own = in_matrix(first, piece);  // 8 rows further are 1024 bytes further: ROWS is a multiple of 8
   const int64_t row = static_cast<int64_t>(p.HV) * HEAD_DIM;
-  __nv_bfloat16* to = p.output + (at.first + first) * row + at.hv * HEAD_DIM + half * GROUP_ROWS + piece * 8;
+  Token* to = p.output + (at.first + first) * row + at.hv * HEAD_DIM + half * GROUP_ROWS + piece * 8;
   int left = at.tokens - first;
 #pragma unroll 1
   for (int chunk = 0; chunk < at.count; ++chunk, left -= CHUNK) {
@@ -368,7 +368,7 @@ __device__ __forceinline__ void consume(float (&S)[16][4], const Prefill& p, con
     };
     const auto value = [&](int i, int c) {
       const uint32_t word = V[i / 2][i % 2 * 2 + c / 2];
-      return __uint_as_float(c % 2 ? word & 0xffff0000u : word << 16);
+      return unpacked(word, c % 2);
     };
 #pragma unroll
     for (int j = 0; j < 4 && !LEAN; ++j) load(j);
@@ -582,7 +582,7 @@ __device__ __forceinline__ void make_m(const Prefill& p, Shared& s, PipelineStat
         uint32_t left[4], right[4];
         load_matrices(left, (left_at ^ step % 4 << 5) + step / 4 * (QK_TILE / 2));
         load_matrices(right, (right_at ^ step % 4 << 5) + step / 4 * (QK_TILE / 2));
-        multiply_add(squares[0], left, right[0], right[1]), multiply_add(squares[1], left, right[2], right[3]);
+        multiply_tokens<Token>(squares[0], left, right[0], right[1]), multiply_tokens<Token>(squares[1], left, right[2], right[3]);
       }
 #pragma unroll
       for (int h = 0; h < 2; ++h) {  // rows g and g + 8, from the lane that has them

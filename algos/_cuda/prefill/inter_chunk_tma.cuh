@@ -85,7 +85,7 @@ __device__ __forceinline__ void consume_mma(float (&S)[16][4], const Prefill& p,
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         const auto& b = right[step % 2][j];
-        multiply_add(x[2 * j], before[step], b[0], b[1]), multiply_add(x[2 * j + 1], before[step], b[2], b[3]);
+        multiply_tokens<Token>(x[2 * j], before[step], b[0], b[1]), multiply_tokens<Token>(x[2 * j + 1], before[step], b[2], b[3]);
       }
 #pragma unroll
       for (int e = 0; e < 2; ++e)
@@ -103,7 +103,7 @@ __device__ __forceinline__ void consume_mma(float (&S)[16][4], const Prefill& p,
 #pragma unroll
         for (int c = 0; c < 4; ++c) {
           const uint32_t word = v[2 * e + c / 2];
-          const float value = __uint_as_float(c % 2 ? word & 0xffff0000u : word << 16);
+          const float value = unpacked(word, c % 2);
           float& r = x[2 * j + e][c];
           r = (c % 2 ? beta.y : beta.x) * fmaf(-(c % 2 ? in.y : in.x), r, value);
         }
@@ -117,7 +117,7 @@ __device__ __forceinline__ void consume_mma(float (&S)[16][4], const Prefill& p,
         if (u <= i) {
           uint32_t b[4];
           load_matrices(b, matrix + lane_at[u] + i * 2048);
-          multiply_add(d[2 * i], X[u], b[0], b[1]), multiply_add(d[2 * i + 1], X[u], b[2], b[3]);
+          multiply_tokens<Token>(d[2 * i], X[u], b[0], b[1]), multiply_tokens<Token>(d[2 * i + 1], X[u], b[2], b[3]);
         }
     };
     // 11. D decayed, of 16 tokens
@@ -140,7 +140,7 @@ __device__ __forceinline__ void consume_mma(float (&S)[16][4], const Prefill& p,
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
           const auto& b = right[n % 2][j];
-          multiply_add(o[2 * j], before[step], b[0], b[1]), multiply_add(o[2 * j + 1], before[step], b[2], b[3]);
+          multiply_tokens<Token>(o[2 * j], before[step], b[0], b[1]), multiply_tokens<Token>(o[2 * j + 1], before[step], b[2], b[3]);
         }
         if (step < 4) rest(step);
         else row_times(x, R, T, step - 4);
@@ -165,7 +165,7 @@ __device__ __forceinline__ void consume_mma(float (&S)[16][4], const Prefill& p,
       for (int j = 0; j < 4; ++j) {
         const auto& b = right[n % 2][j];
         const int column = i % 2 * 8 + 2 * j;
-        multiply_add(S[column], decayed[u], b[0], b[2]), multiply_add(S[column + 1], decayed[u], b[1], b[3]);
+        multiply_tokens<Token>(S[column], decayed[u], b[0], b[2]), multiply_tokens<Token>(S[column + 1], decayed[u], b[1], b[3]);
       }
       if (OUTPUTS && i % 2) {
 #pragma unroll

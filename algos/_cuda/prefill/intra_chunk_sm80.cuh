@@ -44,8 +44,8 @@ __device__ __forceinline__ void products(float (&d)[4][2][4], uint32_t left, uin
     for (int j = 0; j < BLOCKS; ++j) {
       uint32_t y[4];  // both n-tiles of 8 tokens
       load_matrices(y, (right ^ step * 32) + j * SIDE * HEAD_DIM * 2);
-      multiply_add(d[j][0], x, y[0], y[1]);
-      multiply_add(d[j][1], x, y[2], y[3]);
+      multiply_tokens<Token>(d[j][0], x, y[0], y[1]);
+      multiply_tokens<Token>(d[j][1], x, y[2], y[3]);
     }
   }
 }

@@ -1,9 +1,10 @@
-// For gdn's prefill, in addition to flashcore-v4's warpgroup.cuh: products of bf16 with the left operand in registers, boxes of
+// For gdn's prefill, in addition to flashcore-v4's warpgroup.cuh: products of tokens with the left operand in registers, boxes of
 // four dimensions, plain copies by TMA, and a few more instructions. The products only if that file has wgmma, all else if it has TMA.
 #pragma once
 
 #include <cuda_bf16.h>
 
+#include "token.h"
 #include "warpgroup.cuh"
 
 namespace gdn {
@@ -64,7 +65,7 @@ __device__ __forceinline__ uint64_t advance(const Descriptor& b, uint32_t bytes)
 #define GDN_R8_7 "%56, %57, %58, %59, %60, %61, %62, %63"
 #define GDN_PRODUCT(N, REGISTERS, A, B, ADD, ACROSS)                                                        \
   "{\n.reg .pred p;\nsetp.ne.b32 p, " ADD ", 0;\n"                                                            \
-  "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" REGISTERS "}, {" A "}, " B ", p, 1, 1, " #ACROSS ";\n}"
+  "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." GDN_TOKEN_PTX "." GDN_TOKEN_PTX " {" REGISTERS "}, {" A "}, " B ", p, 1, 1, " #ACROSS ";\n}"
 
 // d = A B, or d += A B if `add`; b from KMajor, product_mn from MNMajor. d is under way until warpgroup_wait.
 __device__ __forceinline__ void product(float (&d)[4][4], const uint32_t (&a)[4], uint64_t b, int add) {
@@ -85,7 +86,7 @@ __device__ __forceinline__ void product_mn(float (&d)[16][4], const uint32_t (&a
 // d = A B^T or d += A B^T, both KMajor.
 __device__ __forceinline__ void product(float (&d)[8][4], uint64_t a, uint64_t b, int add) {
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
-               "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" GDN_R8_0 ", " GDN_R8_1 ", " GDN_R8_2 ", " GDN_R8_3
+               "wgmma.mma_async.sync.aligned.m64n64k16.f32." GDN_TOKEN_PTX "." GDN_TOKEN_PTX " {" GDN_R8_0 ", " GDN_R8_1 ", " GDN_R8_2 ", " GDN_R8_3
                "}, %32, %33, p, 1, 1, 0, 0;\n}"
                : GDN_D8(0)
                : "l"(a), "l"(b), "r"(add));

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdint>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -16,7 +17,8 @@
 namespace gdn {
 
 constexpr double NORM_EPSILON = 1e-6;  // under the root, as in vLLM, SGLang and FlashInfer
-constexpr DLDataType BF16{kDLBfloat, 16, 1}, F32{kDLFloat, 32, 1}, BOOL{kDLBool, 8, 1};
+constexpr DLDataType BF16{kDLBfloat, 16, 1}, F16{kDLFloat, 16, 1}, F32{kDLFloat, 32, 1}, BOOL{kDLBool, 8, 1};
+constexpr DLDataType TOKEN = std::is_same_v<Token, struct __half> ? F16 : BF16;
 
 // The limits of the kernels' integers: tokens and tiles are counted in 32 bits, N and HV in a dimension of a grid.
 void check_sizes(int64_t num_tokens, int64_t N, int64_t HV) {
@@ -50,7 +52,7 @@ void checked(Call call, ffi::TensorView a, ffi::TensorView b, ffi::Optional<ffi:
   if (H < 1 || HV < 1 || HV % H) TVM_FFI_THROW(ValueError) << "HV = " << HV << " is not a multiple of H = " << H;
   check_sizes(T, N, HV);
   const double s = scale.value_or(0.0);
-  const GateTypes gates(A_log, dt_bias, b);
+  const GateTypes gates(A_log, dt_bias, b, TOKEN);
   call.half_pool = pool.dtype() == BF16, call.given = gates.given, call.wide_beta = gates.b == F32;
   call.a = strided<const char>(a, "a", gates.a, {T, HV}, device, gates.a.bits / 8, &call.a_row);
   call.b = strided<const char>(b, "b", gates.b, {T, HV}, device, gates.b.bits / 8, &call.b_row);
@@ -60,8 +62,8 @@ void checked(Call call, ffi::TensorView a, ffi::TensorView b, ffi::Optional<ffi:
   } else {
     const ffi::TensorView bias = dt_bias.value();
     call.A_log = data<const float>(A_log.value(), "A_log", F32, {HV}, device);
-    call.half_bias = bias.dtype() == BF16;
-    call.dt_bias = data<const char>(bias, "dt_bias", call.half_bias ? BF16 : F32, {HV}, device);
+    call.half_bias = bias.dtype() == TOKEN;
+    call.dt_bias = data<const char>(bias, "dt_bias", call.half_bias ? TOKEN : F32, {HV}, device);
   }
   int64_t strides[2];
   call.pool = strided<char, 2>(pool, "pool", call.half_pool ? BF16 : F32, {slots, HV, HEAD_DIM, HEAD_DIM}, device, ALIGNMENT, strides);
@@ -73,7 +75,7 @@ void checked(Call call, ffi::TensorView a, ffi::TensorView b, ffi::Optional<ffi:
   call.state_indices = strided_slots(state_indices, "state_indices", N, device, &call.indices_step, &call.long_indices);
   call.cu_seqlens = numbers(cu_seqlens, "cu_seqlens", N + 1, device, call.long_lengths);
   if (has_initial_state) call.has_state = data<const bool>(has_initial_state.value(), "has_initial_state", BOOL, {N}, device);
-  call.output = data<__nv_bfloat16>(output, "output", BF16, {T, HV, HEAD_DIM}, device, ALIGNMENT);
+  call.output = data<Token>(output, "output", TOKEN, {T, HV, HEAD_DIM}, device, ALIGNMENT);
   call.slots = slots_end("pool", slots), call.N = static_cast<int>(N), call.first_slot = first_live(first_slot);
   call.scale = static_cast<float>(s == 0.0 ? 1.0 / std::sqrt(double(HEAD_DIM)) : s), call.epsilon = under_root(epsilon);
   if (N == 0 || (T == 0 && slots == 0)) return;
@@ -106,9 +108,9 @@ Call of_engine(const ffi::TensorView& q_, const ffi::TensorView& k_, const ffi::
   Call call{};
   const int64_t T = q.size(0), H = q.size(1), HV = v.size(1);
   int64_t k_row;
-  call.q = strided<const __nv_bfloat16>(q, "q", BF16, {T, H, HEAD_DIM}, pool.device(), ALIGNMENT, &call.qk_row);
-  call.k = strided<const __nv_bfloat16>(k, "k", BF16, {T, H, HEAD_DIM}, pool.device(), ALIGNMENT, &k_row);
-  call.v = strided<const __nv_bfloat16>(v, "v", BF16, {T, HV, HEAD_DIM}, pool.device(), ALIGNMENT, &call.v_row);
+  call.q = strided<const Token>(q, "q", TOKEN, {T, H, HEAD_DIM}, pool.device(), ALIGNMENT, &call.qk_row);
+  call.k = strided<const Token>(k, "k", TOKEN, {T, H, HEAD_DIM}, pool.device(), ALIGNMENT, &k_row);
+  call.v = strided<const Token>(v, "v", TOKEN, {T, HV, HEAD_DIM}, pool.device(), ALIGNMENT, &call.v_row);
   if (k_row != call.qk_row) {
     TVM_FFI_THROW(ValueError) << "k: expected the stride of q, " << call.qk_row << ", got " << k_row << "; call .contiguous() on both";
   }
@@ -117,13 +119,13 @@ Call of_engine(const ffi::TensorView& q_, const ffi::TensorView& k_, const ffi::
   return call;
 }
 
-// q, k [num_tokens, H, 128], v [num_tokens, HV, 128] and a, b [num_tokens, HV] bf16, each with any stride from a token to the next
-// (q's and k's is one), such as views of packed rows; A_log [HV] f32; dt_bias [HV] f32 or bf16, or neither (GateTypes); pool [slots, HV, 128, 128] f32 or
+// q, k [num_tokens, H, 128], v [num_tokens, HV, 128] and a, b [num_tokens, HV] of Token, each with any stride from a token to the next
+// (q's and k's is one), such as views of packed rows; A_log [HV] f32; dt_bias [HV] f32 or of Token, or neither (GateTypes); pool [slots, HV, 128, 128] f32 or
 // bf16, k-last, or k-first as a view with strides 1 and 128 at the end, slots with any stride and heads with any multiple of 128 elements, updated in place; state_indices [N] int32 or int64,
 // with any stride: the slot of each sequence, distinct; one below first_slot (or 0), or not of the pool, is padding: zeros out, and no
 // state is touched; has_initial_state [N] bool: sequences without one start from zeros; cu_seqlens [N + 1] int32 or int64, never
 // falling: rows before the first and after the last of these are in no sequence, and their outputs are not written; scale None or 0:
-// 1/sqrt(128). epsilon: q and k become x / sqrt(sum x^2 + epsilon); below 0 they stay. Writes output [num_tokens, HV, 128] bf16.
+// 1/sqrt(128). epsilon: q and k become x / sqrt(sum x^2 + epsilon); below 0 they stay. Writes output [num_tokens, HV, 128] of Token.
 // [num_tokens, ...] may have a leading axis of 1.
 void chunk_prefill(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::TensorView a, ffi::TensorView b,
                    ffi::Optional<ffi::TensorView> A_log, ffi::Optional<ffi::TensorView> dt_bias, ffi::TensorView pool,
@@ -158,7 +160,7 @@ void chunk_prefill_checkpoints(ffi::TensorView q, ffi::TensorView k, ffi::Tensor
           epsilon);
 }
 
-// The op: mixed_qkv [num_tokens, 2 H 128 + HV 128] bf16, q of all heads, then k, then v; the rest as above. new_pool is pool.
+// The op: mixed_qkv [num_tokens, 2 H 128 + HV 128] of Token, q of all heads, then k, then v; the rest as above. new_pool is pool.
 void run(ffi::TensorView mixed_qkv, ffi::TensorView a, ffi::TensorView b, ffi::TensorView A_log, ffi::TensorView dt_bias,
          ffi::TensorView pool, ffi::TensorView state_indices, ffi::TensorView has_initial_state, ffi::TensorView cu_seqlens,
          ffi::Optional<double> scale, ffi::TensorView output, ffi::TensorView new_pool) {
@@ -170,9 +172,9 @@ void run(ffi::TensorView mixed_qkv, ffi::TensorView a, ffi::TensorView b, ffi::T
   if (HV < 1 || H < 1 || 2 * H * HEAD_DIM + HV * HEAD_DIM != width) {
     TVM_FFI_THROW(ValueError) << "mixed_qkv: " << width << " columns are not 2 H 128 + HV 128 with HV = " << HV;
   }
-  call.q = strided<const __nv_bfloat16>(mixed_qkv, "mixed_qkv", BF16, {T, width}, pool.device(), ALIGNMENT, &call.qk_row);
-  call.k = reinterpret_cast<const __nv_bfloat16*>(reinterpret_cast<const char*>(call.q) + H * HEAD_DIM * 2);
-  call.v = reinterpret_cast<const __nv_bfloat16*>(reinterpret_cast<const char*>(call.q) + H * HEAD_DIM * 4);
+  call.q = strided<const Token>(mixed_qkv, "mixed_qkv", TOKEN, {T, width}, pool.device(), ALIGNMENT, &call.qk_row);
+  call.k = reinterpret_cast<const Token*>(reinterpret_cast<const char*>(call.q) + H * HEAD_DIM * 2);
+  call.v = reinterpret_cast<const Token*>(reinterpret_cast<const char*>(call.q) + H * HEAD_DIM * 4);
   call.v_row = row_of("mixed_qkv", T, call.qk_row), call.num_tokens = T, call.H = static_cast<int>(H), call.HV = static_cast<int>(HV);
   checked(call, a, b, A_log, dt_bias, pool, state_indices, has_initial_state, cu_seqlens, scale, output, 1, NORM_EPSILON);
 }

@@ -5,25 +5,25 @@
 #include <cstdint>
 #include <functional>
 
-struct __nv_bfloat16;
+#include "token.h"
 
 namespace gdn {
 
 constexpr int HEAD_DIM = 128;    // of q, k and v
 
 struct Call {
-  const __nv_bfloat16* q;        // [num_tokens, H, 128], qk_row elements from a token to the next
-  const __nv_bfloat16* k;        // the same
-  const __nv_bfloat16* v;        // [num_tokens, HV, 128], v_row
-  const void* a;                 // [num_tokens, HV], bf16, a_row
-  const void* b;                 // [num_tokens, HV], bf16, b_row
+  const Token* q;                // [num_tokens, H, 128], qk_row elements from a token to the next
+  const Token* k;                // the same
+  const Token* v;                // [num_tokens, HV, 128], v_row
+  const void* a;                 // [num_tokens, HV], of Token, a_row
+  const void* b;                 // [num_tokens, HV], of Token, b_row
   const float* A_log;            // [HV]
-  const void* dt_bias;           // [HV], float, or bf16
+  const void* dt_bias;           // [HV], float, or of Token
   void* pool;                    // [slots, HV, 128, 128], k-last unless k_first, float or bf16, slot_stride and head_stride elements from one to the next
   const void* state_indices;     // [N], int32 or int64, indices_step bytes from one to the next
   const bool* has_state;         // [N]; null: all have
   const void* cu_seqlens;        // [N + 1], int32 or int64; the rows before the first and after the last are in no sequence
-  __nv_bfloat16* output;         // [num_tokens, HV, 128]
+  Token* output;                 // [num_tokens, HV, 128]
   void* checkpoints;             // [num_checkpoints, HV, 128, 128] like pool, dense; null: none
   const void* checkpoint_starts; // [N], int32 or int64: where a sequence's are, one after each checkpoint_chunks chunks of 64 tokens
   int64_t num_checkpoints;

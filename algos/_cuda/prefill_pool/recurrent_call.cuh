@@ -7,6 +7,7 @@
 namespace gdn {
 
 struct PackedCall : Tensors {
+  using Token = gdn::Token;
   static constexpr bool POOL = true;
   int64_t average;             // tokens of a sequence, rounded down
   Divisor by_HV, by_group;     // group: value heads of one query/key head

@@ -43,14 +43,14 @@ struct Tensors : Call {
   __device__ __forceinline__ uint32_t a_of(int64_t token, int hv) const { return gate_bits(a, token * a_row + hv, given); }
   __device__ __forceinline__ uint32_t b_of(int64_t token, int hv) const { return gate_bits(b, token * b_row + hv, wide_beta); }
   __device__ __forceinline__ float log2_g(uint32_t bits, float A_log, float dt_bias) const {
-    return log2_gate(bits, given, A_log, dt_bias);
+    return log2_gate<Token>(bits, given, A_log, dt_bias);
   }
-  __device__ __forceinline__ float beta(uint32_t bits) const { return beta_gate(bits, given, wide_beta); }
+  __device__ __forceinline__ float beta(uint32_t bits) const { return beta_gate<Token>(bits, given, wide_beta); }
   __device__ __forceinline__ const void* bias_at(int hv) const {
     return static_cast<const char*>(dt_bias) + (half_bias ? 2 : 4) * hv;
   }
   __device__ __forceinline__ float bias(int hv) const {
-    return half_bias ? __bfloat162float(static_cast<const __nv_bfloat16*>(dt_bias)[hv]) : static_cast<const float*>(dt_bias)[hv];
+    return half_bias ? to_float(static_cast<const Token*>(dt_bias)[hv]) : static_cast<const float*>(dt_bias)[hv];
   }
 
   __device__ __forceinline__ StateOf state_of(int n) const {

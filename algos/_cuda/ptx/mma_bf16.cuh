@@ -4,6 +4,9 @@
 #pragma once
 
 #include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <type_traits>
 
 #include "mma_f16.cuh"
 
@@ -22,6 +25,13 @@ __device__ __forceinline__ void multiply_add(float (&d)[4], const uint32_t (&a)[
   asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// The same of tokens, which are __nv_bfloat16 or __half.
+template <typename Token>
+__device__ __forceinline__ void multiply_tokens(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  if constexpr (std::is_same_v<Token, __half>) flashcore::multiply_add(d, a, b0, b1);
+  else multiply_add(d, a, b0, b1);
 }
 
 // Fetches a line of global memory into L2.

@@ -56,7 +56,7 @@ void checked(Prefill& j, int64_t total, ffi::TensorView a, ffi::TensorView b,
   if (has_initial_state) {
     j.has_state = data<const bool>(has_initial_state.value(), "has_initial_state", BOOL, {N}, CPU);
   }
-  j.output = data<uint16_t>(output, "output", BF16, {total, HV, V}, CPU);
+  j.output = data<uint16_t>(output, "output", j.token, {total, HV, V}, CPU);
   j.first_slot = std::max<int64_t>(first_slot, 0);
   take_lengths(j, cu_seqlens, N, total, -1);
   walk(j, N);
@@ -78,22 +78,23 @@ Prefill of_engine(const ffi::TensorView& q, const ffi::TensorView& k, const ffi:
   const int64_t total = q.size(0);
   j.H = q.size(1), j.HV = pool.size(1);
   check_heads(j.H, j.HV);
-  j.q = rows_of(q, "q", {total, j.H, K}), j.k = rows_of(k, "k", {total, j.H, K});
-  j.v = rows_of(v, "v", {total, j.HV, V});
+  j.token = token_type(q);
+  j.q = rows_of(q, "q", {total, j.H, K}, j.token), j.k = rows_of(k, "k", {total, j.H, K}, j.token);
+  j.v = rows_of(v, "v", {total, j.HV, V}, j.token);
   return j;
 }
 
 // The call of a serving engine; the CUDA rungs export the same one.
 //
-// q, k [total, H, 128], v [total, HV, 128] and a, b [total, HV] bf16, each with any stride from a
-// token to the next; A_log [HV] f32; dt_bias [HV] f32 or bf16, or neither (GateTypes); pool [slots, HV, 128, 128] f32 or
+// q, k [total, H, 128], v [total, HV, 128] and a, b [total, HV] bf16, or all f16, each with any stride from a
+// token to the next; A_log [HV] f32; dt_bias [HV] f32 or like q, or neither (GateTypes); pool [slots, HV, 128, 128] f32 or
 // bf16, k-last, or k-first as states_of, slots and heads may lie apart, updated in place; state_indices [N] int32 or int64,
 // with any stride that is not negative: the slot of each sequence, distinct. One below first_slot
 // (at least 0), or not below the pool's size, is padding: zeros out, and no state is touched.
 // has_initial_state [N] bool: sequences without one start from zeros. cu_seqlens [N + 1] int32 or
 // int64, never falling; tokens before the first and after the last sequence belong to none, and
 // their outputs are not written. scale None or 0: 1/sqrt(128). epsilon: q and k are divided by
-// sqrt(sum(x^2) + epsilon); below 0: taken as they are. Writes output [total, HV, 128] bf16.
+// sqrt(sum(x^2) + epsilon); below 0: taken as they are. Writes output [total, HV, 128] like q.
 // ValueError before anything is written.
 void chunk_prefill(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::TensorView a,
                    ffi::TensorView b, ffi::Optional<ffi::TensorView> A_log,
@@ -147,7 +148,7 @@ void chunk_prefill_checkpoints(ffi::TensorView q, ffi::TensorView k, ffi::Tensor
           scale, output, first_slot, epsilon);
 }
 
-// The op: mixed_qkv [total, 2 H 128 + HV 128] bf16, q of all heads, then k, then v; the rest as
+// The op: mixed_qkv [total, 2 H 128 + HV 128] bf16 or f16, q of all heads, then k, then v; the rest as
 // above. new_pool is pool.
 void run(ffi::TensorView mixed_qkv, ffi::TensorView a, ffi::TensorView b, ffi::TensorView A_log,
          ffi::TensorView dt_bias, ffi::TensorView pool, ffi::TensorView state_indices,
@@ -160,7 +161,7 @@ void run(ffi::TensorView mixed_qkv, ffi::TensorView a, ffi::TensorView b, ffi::T
                               << mixed_qkv.shape();
   }
   Prefill j{};
-  j.HV = pool.size(1), j.H = query_heads(mixed_qkv.size(1), j.HV);
+  j.HV = pool.size(1), j.H = query_heads(mixed_qkv.size(1), j.HV), j.token = token_type(mixed_qkv);
   take_rows(j, mixed_qkv);
   checked(j, mixed_qkv.size(0), a, b, A_log, dt_bias, pool, state_indices, has_initial_state,
           cu_seqlens, scale, output, 1, NORM_EPSILON);

@@ -21,7 +21,6 @@ Gates that the caller has are taken as well: with None for A_log and dt_bias, a 
 float32, and b is beta, in float32 or the tokens' dtype, of the same shapes. `gates` computes them.
 
 Tokens are bfloat16 or float16: q, k, v, the output, and what has their dtype of a, b and dt_bias.
-packed_decode and mtp_verify compute with either as it is; chunk_prefill rounds float16 to bfloat16.
 
 There is a state S [V, K] for each value head and K = V = 128; HV is any multiple of H.
 Slots are below the size of the pool, and those of one call are distinct unless they are
@@ -100,9 +99,17 @@ _layer_decode = Exported(
 _prefill = Exported(
     "chunk_prefill", "gdn_prefill_packed/cuda-chunk-packed", "gdn_prefill_packed/cpp-v1"
 )
-
+_prefill_f16 = Exported(
+    "chunk_prefill",
+    "gdn_prefill_packed_f16/cuda-chunk-packed-f16",
+    _prefill.cpu,
+    rare=True,
+)
 _gates = Exported("gates", _decode.cuda, _decode.cpu)
 _checkpoints = Exported("chunk_prefill_checkpoints", _prefill.cuda, _prefill.cpu)
+_checkpoints_f16 = Exported(
+    _checkpoints.name, _prefill_f16.cuda, _prefill_f16.cpu, rare=True
+)
 
 # written in place; what a state is computed with, in the order of all libraries
 _GATES = {
@@ -198,26 +205,33 @@ _run_gates = Operator(
     },
     pool="log_g",
 )
-_OF_PREFILL: dict[str, TensorArgument | Number | Fixed] = {
-    **dict.fromkeys("qkv", TensorArgument((3,), BF16)),
-    **dict.fromkeys("ab", TensorArgument((2,), BF16 + F32)),
-    **_GATES,
-    "ssm_state_indices": TensorArgument((1,), WHOLE),
-    "has_initial_state": TensorArgument((1,), (torch.bool,), optional=True),
-    "cu_seqlens": TensorArgument((1,), WHOLE),
-    "scale": Number("float?"),
-    "out": TensorArgument((3,), BF16, written=True),
-    **_NUMBERS,
+_KEPT = {
+    "checkpoints": TensorArgument((4,), POOLS, written=True),
+    "checkpoint_starts": TensorArgument((1,), WHOLE),
+    "checkpoints_every": Number("int"),
 }
-_run_prefill = Operator(_prefill, _OF_PREFILL)
-_run_checkpoints = Operator(
-    _checkpoints,
-    {
-        **_OF_PREFILL,
-        "checkpoints": TensorArgument((4,), POOLS, written=True),
-        "checkpoint_starts": TensorArgument((1,), WHOLE),
-        "checkpoints_every": Number("int"),
-    },
+
+
+def _of_prefill(tokens: torch.dtype) -> dict[str, TensorArgument | Number | Fixed]:
+    return {
+        **dict.fromkeys("qkv", TensorArgument((3,), (tokens,))),
+        **dict.fromkeys("ab", TensorArgument((2,), (tokens, *F32))),
+        **_GATES,
+        "ssm_state_indices": TensorArgument((1,), WHOLE),
+        "has_initial_state": TensorArgument((1,), (torch.bool,), optional=True),
+        "cu_seqlens": TensorArgument((1,), WHOLE),
+        "scale": Number("float?"),
+        "out": TensorArgument((3,), (tokens,), written=True),
+        **_NUMBERS,
+    }
+
+
+_of_bf16, _of_f16 = map(_of_prefill, TOKENS)
+_run_prefill = Operator(_prefill, _of_bf16)
+_run_checkpoints = Operator(_checkpoints, _of_bf16 | _KEPT)
+_run_prefill_f16 = Operator(_prefill_f16, _of_f16, name="chunk_prefill_f16")
+_run_checkpoints_f16 = Operator(
+    _checkpoints_f16, _of_f16 | _KEPT, name="chunk_prefill_checkpoints_f16"
 )
 
 
@@ -581,8 +595,7 @@ def chunk_prefill(
     around chunk_gated_delta_rule (gates, norm, gathering states, zeroing those of new
     sequences, scattering the final ones).
 
-    q, k               [total, H, K] or [1, total, H, K] bfloat16, or float16, which is rounded to
-      bfloat16; tokens may lie apart
+    q, k               [total, H, K] or [1, total, H, K] bfloat16 or float16; tokens may lie apart
     v                  [total, HV, V] or [1, total, HV, V] like q; tokens may lie apart
     a, b               [total, HV] or [1, total, HV] like q, before the gates
     A_log, dt_bias, scale, initial_state, use_qk_l2norm_in_kernel, state_layout
@@ -606,36 +619,6 @@ def chunk_prefill(
     a, b = _flat("a", a, 2), _flat("b", b, 2)
     if out is None:
         out = torch.empty_like(v, memory_format=torch.contiguous_format)
-    if q.dtype == k.dtype == v.dtype == torch.float16:
-        if out.dtype != v.dtype:
-            got = str(out.dtype).removeprefix("torch.")
-            raise TypeError(f"out: expected float16, as q, got {got}")
-        if A_log is not None and dt_bias is not None:
-            a, b = gates(a, b, A_log, dt_bias)
-            A_log = dt_bias = None
-        rounded, _ = chunk_prefill(
-            q.bfloat16(),
-            k.bfloat16(),
-            v.bfloat16(),
-            a,
-            b.float(),
-            A_log,
-            dt_bias,
-            initial_state,
-            ssm_state_indices,
-            cu_seqlens,
-            has_initial_state,
-            scale,
-            None,
-            use_qk_l2norm_in_kernel,
-            first_slot=first_slot,
-            state_layout=state_layout,
-            checkpoints_every=checkpoints_every,
-            checkpoints=checkpoints,
-            checkpoint_starts=checkpoint_starts,
-        )
-        _flat("out", out, 3).copy_(rounded)
-        return out, initial_state
     kept = checkpoints, checkpoint_starts, checkpoints_every
     keeps = any(x is not None for x in kept)
     if keeps:
@@ -659,10 +642,13 @@ def chunk_prefill(
         first_slot,
         NORM_EPSILON if use_qk_l2norm_in_kernel else -1.0,
     )
+    half = q.dtype == torch.float16
     if keeps:
-        _run_checkpoints(*arguments, *kept)
+        run = _run_checkpoints_f16 if half else _run_checkpoints
+        run(*arguments, *kept)
     else:
-        _run_prefill(*arguments)
+        run = _run_prefill_f16 if half else _run_prefill
+        run(*arguments)
     return out, initial_state
 
 
@@ -733,14 +719,16 @@ def prepare(
     *functions: Callable[..., Any],
     dtype: torch.dtype = torch.float32,
     device: str = "cuda",
+    tokens: torch.dtype = torch.bfloat16,
 ) -> None:
     """Build or load the libraries of these functions of this module (default: packed_decode,
-    mtp_verify, chunk_prefill and gates) for pools of this dtype on "cuda" or "cpu": minutes the
-    first time on a machine. Raises UsageError, MissingError or GdnError."""
+    mtp_verify, chunk_prefill and gates) for pools of this dtype, and tokens of that one, on "cuda"
+    or "cpu": minutes the first time on a machine. Raises UsageError, MissingError or GdnError."""
+    half = tokens == torch.float16
     known: dict[Callable[..., Any], tuple[Exported, ...]] = {
         packed_decode: (_decode,),
         mtp_verify: (_verify,),
-        chunk_prefill: (_prefill, _checkpoints),
+        chunk_prefill: (_prefill_f16, _checkpoints_f16) if half else (_prefill, _checkpoints),
         gates: (_gates,),
         layer_post_conv: (_layer,),
         layer_decode: (_layer_decode,),

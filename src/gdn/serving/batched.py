@@ -35,13 +35,6 @@ def refuse_heads(layer: Any) -> None:
         raise GdnError(f"heads: expected K = V = {HEAD}, got K = {K}, V = {V}")
 
 
-def refuse_float16(tokens: Tensor) -> None:
-    """ValueError for tokens that chunk_prefill would round to bfloat16, in two to three times the
-    time: a client's own kernel takes them as they are."""
-    if tokens.dtype == torch.float16:
-        raise ValueError("tokens: expected bfloat16, got float16")
-
-
 def prefill(
     q: Tensor,
     k: Tensor,
@@ -58,15 +51,14 @@ def prefill(
 ) -> tuple[Tensor, Tensor]:
     """chunk_prefill of B sequences of T tokens, or with cu_seqlens of N in one row (B = 1).
 
-    q, k     [B, T, H, K] bfloat16, of any strides
-    v        [B, T, HV, V] bfloat16
+    q, k     [B, T, H, K] bfloat16 or float16, of any strides
+    v        [B, T, HV, V] like q
     a, b     [B, T, HV] as chunk_prefill takes them
     state    [N, HV, V, K] in place, dense, or the view of a dense [N, HV, K, V]; None: a new one of
       zeros, float32
 
     Returns (output like v, state).
     """
-    refuse_float16(v)
     B, T, HV, V = v.shape
     if cu_seqlens is None:
         cu_seqlens = torch.arange(0, B * T + 1, T, dtype=torch.int32, device=v.device)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from gdn_cli.errors import GdnError
 
-from . import _prefill
+from . import _prefill, _prefill_f16
 from .batched import prefill
 from .client import Client, Hook
 
@@ -50,9 +50,9 @@ def chunk(
 ) -> tuple[Tensor, Tensor | None]:
     """fla's chunk_gated_delta_rule. Its initial state stays as it is.
 
-    q, k           [B, T, H, 128] bfloat16; with cu_seqlens B = 1
-    v              [B, T, HV, 128] bfloat16
-    g, beta        [B, T, HV]: the decay's log and beta; or what they are computed from, bfloat16,
+    q, k           [B, T, H, 128] bfloat16 or float16; with cu_seqlens B = 1
+    v              [B, T, HV, 128] like q
+    g, beta        [B, T, HV]: the decay's log and beta; or what they are computed from, like q,
       with A_log, dt_bias, use_gate_in_kernel and use_beta_sigmoid_in_kernel
     initial_state  [N, HV, K, V], with state_v_first [N, HV, V, K]; so is the final one
     """
@@ -68,7 +68,7 @@ def chunk(
         gates = {"A_log": kwargs["A_log"].float(), "dt_bias": kwargs["dt_bias"]}
     else:
         g = g.float()
-        beta = beta if beta.dtype == torch.bfloat16 else beta.float()
+        beta = beta if beta.dtype == q.dtype else beta.float()
     norm = use_qk_l2norm_in_kernel
     gates |= {"cu_seqlens": cu_seqlens, "scale": scale}
     out, state = prefill(q, k, v, g, beta, state=state, norm=norm, **gates)
@@ -86,13 +86,14 @@ def refusal(
         return "an input requires grad, and there is no backward"
     if q.shape[-1] != 128 or v.shape[-1] != 128:
         return f"heads: expected K = V = 128, got K = {q.shape[-1]}, V = {v.shape[-1]}"
-    if {q.dtype, k.dtype, v.dtype} != {torch.bfloat16}:
-        return f"q, k, v: expected bfloat16, got {q.dtype}, {k.dtype}, {v.dtype}"
+    if {q.dtype, k.dtype, v.dtype} not in ({torch.bfloat16}, {torch.float16}):
+        of = f"{q.dtype}, {k.dtype}, {v.dtype}"
+        return f"q, k, v: expected bfloat16 or float16, got {of}"
     raw = bool(named.get("use_gate_in_kernel"))
     if raw != bool(named.get("use_beta_sigmoid_in_kernel")):
         return "expected both gates or neither of them in the kernel"
-    if raw and (named.get("dt_bias") is None or g.dtype != torch.bfloat16):
-        return "gates in the kernel: expected dt_bias, and g in bfloat16"
+    if raw and (named.get("dt_bias") is None or g.dtype != q.dtype):
+        return "gates in the kernel: expected dt_bias, and g of q's dtype"
     for name in (
         "allow_neg_eigval",
         "cp_context",
@@ -102,7 +103,8 @@ def refusal(
         if named.get(name):
             return f"{name} is not for us"
     try:
-        _prefill[torch.float32, q.is_cuda]
+        library = _prefill_f16 if q.dtype == torch.float16 else _prefill
+        library[torch.float32, q.is_cuda]
     except GdnError as e:
         return str(e)
     return ""
@@ -149,7 +151,7 @@ CLIENT = Client(
             _NAME,
             {_CHUNK: (chunk,)},
             _put,
-            "gradients, heads other than K = V = 128, tokens that are not bfloat16, one gate in"
+            "gradients, heads other than K = V = 128, tokens in float32, one gate in"
             " the kernel, negative eigenvalues, context parallelism",
         )
     ],

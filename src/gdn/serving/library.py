@@ -35,15 +35,23 @@ class Exported(dict[tuple[torch.dtype, bool], Callable[..., None]]):
     cuda    the rung for a GPU, "op/name"
     cpu     the rung for a CPU
     halves  the rung for a GPU and a pool of bfloat16 or float16, if that is another
+    rare    compiled where it is called, and not with the others
     """
 
     def __init__(
-        self, name: str, cuda: str, cpu: str | None = None, halves: str | None = None
+        self,
+        name: str,
+        cuda: str,
+        cpu: str | None = None,
+        halves: str | None = None,
+        *,
+        rare: bool = False,
     ) -> None:
         self.name, self.cuda, self.cpu, self.halves = name, cuda, cpu, halves
         # a build that fails takes as long as one that works
         self.failed: dict[tuple[torch.dtype, bool], GdnError] = {}
-        _known.append(self)
+        if not rare:
+            _known.append(self)
 
     def __missing__(self, kind: tuple[torch.dtype, bool]) -> Callable[..., None]:
         if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():

@@ -68,12 +68,13 @@ class Number:
 
 
 class Operator:
-    """torch.ops.gdn.<exported.name>. A call takes the library's arguments, writes into
+    """torch.ops.gdn.<name>. A call takes the library's arguments, writes into
     given tensors.
 
     exported   the library's function, by dtype and device of the pool
     arguments  the library's, in their order. The operator has them without the Fixed
     pool       which of them the pool is, or what has its dtype and device
+    name       the operator's, if it is not the function's
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class Operator:
         exported: Exported,
         arguments: dict[str, TensorArgument | Number | Fixed],
         pool: str = "initial_state",
+        name: str | None = None,
     ) -> None:
         self.exported, self.pool = exported, pool
         self.fixed = {
@@ -94,7 +96,7 @@ class Operator:
         roles = [argument.role for argument in arguments.values()]
         self._roles = "".join(roles).encode()
         schema = _schema(self.takes)
-        name = exported.name
+        name = name or exported.name
         self.operator = register(name, schema, self._real, self._fake, name)
 
     def __call__(self, *args: Any) -> None:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from gdn_cli.errors import GdnError, MissingError, one_line
 
-from . import _decode, _prefill
+from . import _decode, _prefill, _prefill_f16
 from .batched import HEAD, decode, prefill, refuse_heads, step, v_first
 from .client import Client, Hook, no_way_back
 
@@ -94,8 +94,10 @@ def _refuse(
     self: Any, hidden_states: Tensor, cache: Any, kwargs: dict[str, Any]
 ) -> None:
     refuse_heads(self)
-    if hidden_states.dtype != torch.bfloat16:
-        raise GdnError(f"hidden_states: expected bfloat16, got {hidden_states.dtype}")
+    half = hidden_states.dtype == torch.float16
+    if not half and hidden_states.dtype != torch.bfloat16:
+        expected = "expected bfloat16 or float16"
+        raise GdnError(f"hidden_states: {expected}, got {hidden_states.dtype}")
     if kwargs.get("cu_seq_lens_q") is not None:
         raise GdnError("cu_seq_lens_q: packed sequences are not for this layer")
     if cache is not None and cache.is_recording_past(self.layer_idx):
@@ -106,7 +108,7 @@ def _refuse(
         if any(x.requires_grad for x in (hidden_states, *self.parameters())):
             hint = "call the model under torch.no_grad()"
             raise GdnError("a gradient is wanted, and there is no backward", hint=hint)
-    for library in (_decode, _prefill):
+    for library in (_decode, _prefill_f16 if half else _prefill):
         library[torch.float32, hidden_states.is_cuda]
 
 
@@ -142,9 +144,9 @@ def chunk(
 ) -> tuple[Tensor, Tensor | None]:
     """torch_chunk_gated_delta_rule: gates are given, states are [B, HV, K, V] and stay as they are.
 
-    query, key, value  [B, T, H or HV, 128] bfloat16
+    query, key, value  [B, T, H or HV, 128] bfloat16 or float16
     g                  [B, T, HV], log space
-    beta               [B, T, HV] float32 or bfloat16
+    beta               [B, T, HV] float32, or like query
     """
     state = None if initial_state is None else v_first(initial_state)
     cu_seqlens = kwargs.get("cu_seqlens")
@@ -186,7 +188,7 @@ def recurrent(
 
 
 _MODELING = "transformers.models.qwen3_5.modeling_qwen3_5"
-_FALLS_BACK = "heads other than K = V = 128, tokens that are not bfloat16, gradients"
+_FALLS_BACK = "heads other than K = V = 128, tokens in float32, gradients"
 CLIENT = Client(
     "transformers",
     "transformers",

@@ -24,8 +24,9 @@ from . import _decode as _decode_library
 from . import _layer as _layer_library
 from . import _layer_decode as _layer_decode_library
 from . import _prefill as _prefill_library
+from . import _prefill_f16 as _prefill_f16_library
 from . import chunk_prefill, layer_decode, layer_post_conv, mtp_verify, packed_decode
-from .batched import HEAD, refuse_float16, refuse_heads, rows
+from .batched import HEAD, refuse_heads, rows
 from .client import Client, Hook, no_way_back
 
 __all__ = ["check", "fallbacks", "install", "uninstall"]
@@ -192,13 +193,12 @@ def prompts_layer(
     decodes, which come first, and chunk_prefill of the prompts. GdnError or ValueError before
     anything is changed if it is not for us.
 
-    mixed_qkv      [tokens, 2 H K + HV V] bfloat16
-    b, a           [tokens, HV] bfloat16, before the gates
-    core_attn_out  [tokens, HV, V] bfloat16, written
+    mixed_qkv      [tokens, 2 H K + HV V] bfloat16 or float16
+    b, a           [tokens, HV] like it, before the gates
+    core_attn_out  [tokens, HV, V] like it, written
     """
     layers = importlib.import_module(_LAYERS)
     metadata = _metadata(self)
-    refuse_float16(mixed_qkv)
     _refuse(self, metadata, mixed_qkv)
     count, total = metadata.num_decodes, metadata.num_actual_tokens
     slots = metadata.non_spec_state_indices_tensor
@@ -352,7 +352,6 @@ def prefill(
 
     initial_state  [N, HV, V, K], gathered for this call by vLLM, so it takes the final states
     """
-    refuse_float16(v)
     if cu_seqlens is None or core_attn_out is not None:
         raise ValueError("prefill: only with cu_seqlens, and without core_attn_out")
     out, state = chunk_prefill(
@@ -454,7 +453,8 @@ def _load(self: Any) -> None:
         return
     kind = self.get_state_dtype()[1], self.A_log.is_cuda
     drafts = self.speculative_config is not None
-    libraries = [_decode_library, _prefill_library]
+    half = self.get_state_dtype()[0] == torch.float16  # the convolution's: the tokens'
+    libraries = [_decode_library, _prefill_f16_library if half else _prefill_library]
     if self.enable_fused_gdn_spec_decode:
         libraries += [_layer_decode_library, *([_layer_library] if drafts else [])]
     for library in libraries:
@@ -509,7 +509,7 @@ CLIENT = Client(
                 f"vllm._custom_ops:{_DRAFTS}": (drafts,),
             },
             _put_layer,
-            "heads other than K = V = 128; prompts in float16; prompts beside drafts whose states"
+            "heads other than K = V = 128; prompts beside drafts whose states"
             " within are kept by FlashInfer for prefix caching",
         ),
         Hook(

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <map>
+#include <type_traits>
 
 #include "cuda_bf16.h"
 #include "mma_f16.cuh"
@@ -24,7 +25,13 @@ inline void multiply_add(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uin
   flashcore::product<bf16_at>(d, a, b0, b1);
 }
 
-// An 8 x 8 matrix of bf16 turned: _cuda/prefill/chunk.cuh has it.
+template <typename Token>
+void multiply_tokens(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  if constexpr (std::is_same_v<Token, __half>) flashcore::multiply_add(d, a, b0, b1);
+  else multiply_add(d, a, b0, b1);
+}
+
+// An 8 x 8 matrix of 16-bit numbers turned: _cuda/prefill/chunk.cuh has it.
 inline uint32_t transposed(uint32_t x) {
   static const char tag = 0;
   emulated::Lane& mine = emulated::me->warp->lanes[emulated::me->lane];

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "mma_bf16.cuh"
+#include "token.h"
 #include "warpgroup.cuh"
 
 namespace gdn {
@@ -29,16 +30,21 @@ using flashcore::warpgroup_wait;
 #include "descriptors.cuh"
 #endif
 
+inline float token_at(const uint32_t* words, int i) {
+  if constexpr (std::is_same_v<Token, __half>) return flashcore::half_at(words, i);
+  else return bf16_at(words, i);
+}
+
 template <int N>
 void product(float (&d)[N][4], const uint32_t (&a)[4], uint64_t b, int add) {
   static_assert(N == 4 || N == 8);
-  flashcore::ask<bf16_at>(&d[0][0], N * 4, a, 0, b, add, false);
+  flashcore::ask<token_at>(&d[0][0], N * 4, a, 0, b, add, false);
 }
 inline void product(float (&d)[8][4], uint64_t a, uint64_t b, int add) {
-  flashcore::ask<bf16_at>(&d[0][0], 32, nullptr, a, b, add, false);
+  flashcore::ask<token_at>(&d[0][0], 32, nullptr, a, b, add, false);
 }
 inline void product_mn(float (&d)[16][4], const uint32_t (&a)[4], uint64_t b, int add) {
-  flashcore::ask<bf16_at>(&d[0][0], 64, a, 0, b, add, true);
+  flashcore::ask<token_at>(&d[0][0], 64, a, 0, b, add, true);
 }
 
 // A warp that wants more registers waits until others have given up as many.

@@ -363,7 +363,7 @@ class Batch:
         mixed = torch.cat([self.x[name].flatten(1) for name in "qkv"], dim=1)
         rows = {"mixed_qkv": mixed, "b": self.x["b"], "a": self.x["a"]}
         padded = {name: torch.cat([y, y[:1]]) for name, y in rows.items()}
-        out = torch.zeros(self.total + 1, self.HV, 128, dtype=torch.bfloat16)
+        out = torch.zeros(self.total + 1, self.HV, 128, dtype=mixed.dtype)
         return padded | {"core_attn_out": out}
 
     def faults(self, before: torch.Tensor, out: torch.Tensor) -> list[str]:
@@ -470,14 +470,19 @@ def test_prompts_that_stay_vllm_s_own(release, engine, monkeypatch, caplog):
 
 
 @VLLM
-def test_prompts_in_float16_stay_vllm_s_own(release, engine, monkeypatch):
+def test_prompts_in_float16(release, engine, monkeypatch):
+    if not inventory.cxx():
+        pytest.skip("no C++ compiler here")
     ours, calls = engine
     ours.install()
-    batch = Batch(0, [3])
-    call = batch.call()
-    made = batch.layer(monkeypatch)
-    made._forward_core(**call | {"mixed_qkv": call["mixed_qkv"].half()})
-    assert [name for name, _ in calls] == ["_forward_core"] and not batch.convolved
+    batch = Batch(1, [70])
+    for name in "qkvab":
+        batch.x[name] = batch.x[name].half()
+    call, before = batch.call(), batch.pool.clone()
+    batch.layer(monkeypatch)._forward_core(**call)
+    assert call["core_attn_out"].dtype == torch.float16
+    assert batch.faults(before, call["core_attn_out"]) == []
+    assert calls == []
 
 
 @VLLM

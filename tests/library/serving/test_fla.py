@@ -85,6 +85,17 @@ def test_packed_sequences_without_a_state(fla):
         assert steps.error(state[n : n + 1], last.double()) < 1e-5
 
 
+def test_tokens_in_float16(fla):
+    chunk, naive = fla
+    x = call(T=70)
+    x |= {name: (x[name].float() * 1.003).half() for name in "qkv"}
+    out, state = right(naive, x)
+    got_out, got_state = chunk(**x)
+    assert got_out.dtype == torch.float16
+    assert steps.error(got_out, out.double()) < steps.OUTPUT / 4
+    assert steps.error(got_state, state.double()) < 1e-5
+
+
 def test_gates_in_the_kernel(fla):
     chunk, _ = fla
     x, raw = call(), steps.tokens(10, H, HV, "cpu")
@@ -101,7 +112,7 @@ def test_gates_in_the_kernel(fla):
 
 REFUSED = {
     "a gradient": (lambda x: {"q": x["q"].float().requires_grad_()}, "requires grad"),
-    "float32": (lambda x: {"v": x["v"].float()}, "expected bfloat16"),
+    "float32": (lambda x: {"v": x["v"].float()}, "expected bfloat16 or float16"),
     "heads of 64": (lambda x: {"v": x["v"][..., :64]}, "got K = 128, V = 64"),
     "one gate in the kernel": (lambda x: {"use_gate_in_kernel": True}, "both gates"),
     "context parallelism": (lambda x: {"cp_context": object()}, "cp_context"),

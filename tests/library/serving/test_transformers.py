@@ -93,6 +93,19 @@ def test_a_model_says_the_same(hf, way):
     assert steps.error(ours.mT, own.double()) > 0.5
 
 
+def test_a_model_in_float16(hf):
+    def cached(model):
+        with torch.no_grad():
+            first = model(prompt(), use_cache=True)
+            return model(prompt()[:, :1], past_key_values=first.past_key_values)
+
+    own = model(hf, dtype=torch.float16)
+    ours = on_gdn.kernelize(model(hf, dtype=torch.float16))
+    expected, got = cached(own).logits, cached(ours).logits
+    assert got.dtype == torch.float16 and not on_gdn.fallbacks
+    assert steps.error(got, expected.double()) < 1e-3
+
+
 @pytest.mark.parametrize("reordered", [False, True])
 @pytest.mark.parametrize(
     "first, second", [("own", "ours"), ("ours", "own"), ("ours", "ours")]
@@ -159,7 +172,7 @@ def test_the_functions_of_another_model(hf, monkeypatch):
 
 
 REFUSED = {
-    "float32": (dict(dtype=torch.float32), "expected bfloat16, got torch.float32"),
+    "float32": (dict(dtype=torch.float32), "expected bfloat16 or float16, got torch.float32"),
     "heads of 64": (dict(linear_value_head_dim=64), "got K = 128, V = 64"),
 }
 

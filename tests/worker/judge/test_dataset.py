@@ -191,6 +191,7 @@ SMALL = {
     "gdn_prefill": ["24", "seq_lens=1+9"],
     "gdn_prefill_packed": ["total_seq_len=3,num_seqs=1"],
     "gdn_prefill_packed_bf16": ["total_seq_len=3,num_seqs=1"],
+    "gdn_prefill_packed_f16": ["total_seq_len=3,num_seqs=1"],
     "attention_fwd": ["seq_len=128"],
     "attention_fwd_causal": ["seq_len=128"],
 }
