@@ -254,7 +254,8 @@ def inputs(
                per sequence, 0 allowed), gdn_mtp, gdn_mtp_packed, gdn_layer_post_conv,
                attention_fwd or
                attention_fwd_causal (read batch_size and seq_len); all but gdn_prefill
-               also with _bf16, for bfloat16 states
+               also with _bf16, for bfloat16 states; gdn_prefill_packed with _f16,
+               for tokens of float16
     case       one of CASES, for the GDN operations
     heads      query/key heads (GDN has twice as many value heads); the definitions' count if None
     head_size  the definitions' if None
@@ -269,7 +270,8 @@ def inputs(
         return [randn(*shape).half() for _ in range(3)]
     H, D = heads or 4, head_size or 128
     of_state = torch.bfloat16 if op.endswith("_bf16") else torch.float32
-    op = op.removesuffix("_bf16")
+    tokens = torch.float16 if op.endswith("_f16") else torch.bfloat16
+    op = op.removesuffix("_bf16").removesuffix("_f16")
     if op.startswith("gdn_prefill"):
         N = slots = len(lengths)
         lead = (sum(lengths),)
@@ -280,14 +282,14 @@ def inputs(
     k = randn(*lead, H, D)
     if case == "repeated" and len(k):
         k = k[:1].expand_as(k)
-    q = randn(*lead, H, D).bfloat16()
-    k = torch.nn.functional.normalize(k, dim=-1).bfloat16()
-    v = randn(*lead, 2 * H, D).bfloat16()
+    q = randn(*lead, H, D).to(tokens)
+    k = torch.nn.functional.normalize(k, dim=-1).to(tokens)
+    v = randn(*lead, 2 * H, D).to(tokens)
     state = randn(N, 2 * H, D, D).to(of_state)
     A_log = A_mean + 0.5 * randn(2 * H)
-    a = randn(*lead, 2 * H).bfloat16()
+    a = randn(*lead, 2 * H).to(tokens)
     dt_bias = dt_mean + 0.5 * randn(2 * H)
-    b = (b_mean + randn(*lead, 2 * H)).bfloat16()
+    b = (b_mean + randn(*lead, 2 * H)).to(tokens)
     ends = torch.tensor([0, *lengths]).cumsum(0)
     if op == "gdn_decode":
         return [q, k, v, state, A_log, a, dt_bias, b, scale]
@@ -304,16 +306,16 @@ def inputs(
         step = [row, a, b, A_log, dt_bias, pool, indices, scale]
         if op == "gdn_decode_packed":
             return step
-        conv = randn(row.shape[1], 4).bfloat16(), randn(len(pool), 3, row.shape[1])
-        gate = randn(N, 2 * H, D).bfloat16(), (1 + 0.5 * randn(D)).bfloat16()
-        return [*step, conv[0], conv[1].bfloat16(), *gate]
+        conv = randn(row.shape[1], 4).to(tokens), randn(len(pool), 3, row.shape[1])
+        gate = randn(N, 2 * H, D).to(tokens), (1 + 0.5 * randn(D)).to(tokens)
+        return [*step, conv[0], conv[1].to(tokens), *gate]
     first = [row, a, b, A_log, dt_bias, pool]
     if op in ("gdn_mtp_packed", "gdn_layer_post_conv"):
         accepted = torch.arange(N) % seq_len + 1
         verify = [*first, indices.view(N, seq_len), accepted.int(), scale]
         if op == "gdn_mtp_packed":
             return verify
-        z, weight = randn(*lead, 2 * H, D).bfloat16(), 1 + 0.5 * randn(D)
-        return [*verify, z, weight.bfloat16()]
+        z, weight = randn(*lead, 2 * H, D).to(tokens), 1 + 0.5 * randn(D)
+        return [*verify, z, weight.to(tokens)]
     fresh = torch.arange(N) % 2 == 1  # every other sequence starts from zeros
     return [*first, indices, ~fresh, ends.int(), scale]
