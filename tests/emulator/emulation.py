@@ -63,9 +63,9 @@ def library(
     return compiled(folder, *flags, races=races)
 
 
-def tokens(dtype: str = "bf16") -> Path:
-    """What says of which dtype tokens are: bf16 or f16."""
-    return CUDA / f"tokens_{dtype}" / "token.h"
+# what tokens are of: bfloat16, float16
+TOKENS = CUDA / "prefill" / "token.h"
+TOKENS_F16 = next(helpers.OURS.glob("*/cuda-chunk-packed-f16/token.h"))
 
 
 def compiled(folder: Path, *flags: str, races: bool = False) -> ctypes.CDLL:
@@ -76,7 +76,7 @@ def compiled(folder: Path, *flags: str, races: bool = False) -> ctypes.CDLL:
     if inventory.cxx() is None:
         pytest.skip("no C++ compiler here")
     if not (folder / "token.h").exists():
-        shutil.copy(tokens(), folder)
+        shutil.copy(TOKENS, folder)
     command = [
         inventory.cxx(),
         "-std=c++17",

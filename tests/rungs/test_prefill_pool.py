@@ -89,9 +89,9 @@ extern "C" void prefill(int cut, int mode, int, int, const Given* g, void**) {
 Given = emulation.structure(DRIVER, "Given")
 
 
-def chunked_of(folder, *, races=False, k_first=False, tokens="bf16"):
+def chunked_of(folder, *, races=False, k_first=False, tokens=emulation.TOKENS):
     """The library of cuda-chunk's kernels."""
-    own = FOLDER / "call.h", FOLDER / "tensors.cuh", emulation.tokens(tokens)
+    own = FOLDER / "call.h", FOLDER / "tensors.cuh", tokens
     return chunk.library_of(folder, DRIVER, *own, races=races, k_first=k_first)
 
 
@@ -107,12 +107,12 @@ def chunked_k_first(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def chunked_f16(tmp_path_factory):
-    return chunked_of(tmp_path_factory.mktemp("f16"), tokens="f16")
+    return chunked_of(tmp_path_factory.mktemp("f16"), tokens=emulation.TOKENS_F16)
 
 
-def recurrent_of(folder, *, races=False, tokens="bf16"):
+def recurrent_of(folder, *, races=False, tokens=emulation.TOKENS):
     """The library of cuda-recurrent's kernel."""
-    shutil.copy(emulation.tokens(tokens), folder)
+    shutil.copy(tokens, folder)
     for name in ("call.h", "tensors.cuh", "recurrent_call.cuh"):
         shutil.copy(FOLDER / name, folder)
     kernel = emulation.CUDA / "gdn" / "recurrent.cuh"
@@ -405,7 +405,7 @@ def test_k_first_states_within_sequences(chunked_k_first, how):
 
 @pytest.fixture(scope="module")
 def recurrent_f16(tmp_path_factory):
-    return recurrent_of(tmp_path_factory.mktemp("f16"), tokens="f16")
+    return recurrent_of(tmp_path_factory.mktemp("f16"), tokens=emulation.TOKENS_F16)
 
 
 def float16_faults(path, half, **how):

@@ -9,10 +9,9 @@ addressed by slots and updated in place.
 `gdn.serving.vllm`, `.sglang`, `.transformers` and `.fla` put these into an installed client.
 
 All functions run on the current stream of the tensors' device, wait for nothing and
-allocate nothing but an output that is not given (from torch: chunk_prefill's scratch, and copies
-of float16). So a CUDA graph can capture them once their library is
-loaded. They may be called from any thread. There is no backward. The step is that of Gated Delta
-Networks (arXiv 2412.06464):
+allocate nothing but an output that is not given and, from torch, chunk_prefill's scratch. So a
+CUDA graph can capture them once their library is loaded. They may be called from any thread. There
+is no backward. The step is that of Gated Delta Networks (arXiv 2412.06464):
 
     S <- g S;  S <- S + beta (v - S k) k^T;  o = scale S q
     g = exp(-exp(A_log) softplus(a + dt_bias)),  beta = sigmoid(b),  both in float32
@@ -205,14 +204,15 @@ _run_gates = Operator(
     },
     pool="log_g",
 )
-_KEPT = {
+_Arguments = dict[str, TensorArgument | Number | Fixed]
+_KEPT: _Arguments = {
     "checkpoints": TensorArgument((4,), POOLS, written=True),
     "checkpoint_starts": TensorArgument((1,), WHOLE),
     "checkpoints_every": Number("int"),
 }
 
 
-def _of_prefill(tokens: torch.dtype) -> dict[str, TensorArgument | Number | Fixed]:
+def _of_prefill(tokens: torch.dtype) -> _Arguments:
     return {
         **dict.fromkeys("qkv", TensorArgument((3,), (tokens,))),
         **dict.fromkeys("ab", TensorArgument((2,), (tokens, *F32))),
@@ -728,7 +728,9 @@ def prepare(
     known: dict[Callable[..., Any], tuple[Exported, ...]] = {
         packed_decode: (_decode,),
         mtp_verify: (_verify,),
-        chunk_prefill: (_prefill_f16, _checkpoints_f16) if half else (_prefill, _checkpoints),
+        chunk_prefill: (_prefill_f16, _checkpoints_f16)
+        if half
+        else (_prefill, _checkpoints),
         gates: (_gates,),
         layer_post_conv: (_layer,),
         layer_decode: (_layer_decode,),

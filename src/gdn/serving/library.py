@@ -35,7 +35,7 @@ class Exported(dict[tuple[torch.dtype, bool], Callable[..., None]]):
     cuda    the rung for a GPU, "op/name"
     cpu     the rung for a CPU
     halves  the rung for a GPU and a pool of bfloat16 or float16, if that is another
-    rare    compiled where it is called, and not with the others
+    rare    compiled where it is called, not with the others, and not in the log's line
     """
 
     def __init__(
@@ -50,8 +50,8 @@ class Exported(dict[tuple[torch.dtype, bool], Callable[..., None]]):
         self.name, self.cuda, self.cpu, self.halves = name, cuda, cpu, halves
         # a build that fails takes as long as one that works
         self.failed: dict[tuple[torch.dtype, bool], GdnError] = {}
-        if not rare:
-            _known.append(self)
+        self.rare = rare
+        _known.append(self)
 
     def __missing__(self, kind: tuple[torch.dtype, bool]) -> Callable[..., None]:
         if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
@@ -108,7 +108,7 @@ def compile_together() -> None:
 def _compile_for(dtype: torch.dtype) -> None:
     """Start to compile what a GPU needs for pools of this dtype and has not."""
     jobs = []
-    rungs = {exported.rung(dtype, True) for exported in _known}
+    rungs = {exported.rung(dtype, True) for exported in _known if not exported.rare}
     for rung in sorted(filter(None, rungs)):
         # one that cannot be there raises where it is called
         with contextlib.suppress(GdnError):
@@ -172,6 +172,8 @@ def _announce(cuda: bool) -> None:
     """One line in the log for the kernels of this device, before the first is loaded."""
     states = {}
     for exported in _known:
+        if exported.rare:
+            continue
         rungs = (exported.cuda, exported.halves) if cuda else (exported.cpu,)
         for rung in filter(None, rungs):
             # one that cannot be there raises where it is called

@@ -172,7 +172,10 @@ def test_the_functions_of_another_model(hf, monkeypatch):
 
 
 REFUSED = {
-    "float32": (dict(dtype=torch.float32), "expected bfloat16 or float16, got torch.float32"),
+    "float32": (
+        dict(dtype=torch.float32),
+        "expected bfloat16 or float16, got torch.float32",
+    ),
     "heads of 64": (dict(linear_value_head_dim=64), "got K = 128, V = 64"),
 }
 
