@@ -144,6 +144,9 @@ def test_gdn_pack_writes_solution_json(tmp_path, gdn):
     )
     packed = pack.pack(REGISTRY.find("cuda-v4"), DECODE)
     assert json.loads((tmp_path / "solution.json").read_text()) == packed
+    done = gdn("pack", "gdn_prefill_packed/cuda-chunk-packed", cwd=tmp_path)
+    count = len(json.loads((tmp_path / "solution.json").read_text())["sources"])
+    assert done.out.endswith(f"_d128_k_last, {count} files\n") and count > 40
     done = gdn(
         "pack", "--op", "gdn_prefill", "--out", "deep/x.json", "--name", "my-entry", "--author", "us", "--json",
         cwd=tmp_path, env={"ALGO": "pt-chunk"},

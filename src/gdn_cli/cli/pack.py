@@ -15,6 +15,8 @@ from . import options as o
 from . import pack_hub
 from .help import results_option
 
+MOST_NAMED = 8  # sources; of more their number is enough
+
 
 class Target(str, Enum):
     flashinfer = "flashinfer"
@@ -101,7 +103,9 @@ def pack(
     sources = [source["path"] for source in solution["sources"]]
     title = f"{solution['name']} for {solution['definition']}"
     if not json:
-        text = f"{file}: {title}, {', '.join(sources)}"
+        many = len(sources) > MOST_NAMED
+        named = f"{len(sources)} files" if many else ", ".join(sources)
+        text = f"{file}: {title}, {named}"
         (screen.say if to_stdout else screen.put)(text)
     steps: list[dict[str, str]] = []
     if prove:
