@@ -58,6 +58,7 @@ class Client:
     package       its import name
     distribution  where its version is from
     releases      how the known versions begin
+    moved         of one of these, modules that lie elsewhere there than in the newest
     fallbacks     how often the client's own function was called, because ours does not take the
       arguments, by the function's name
     """
@@ -68,9 +69,10 @@ class Client:
         distribution: str,
         releases: tuple[str, ...],
         hooks: list[Hook],
+        moved: dict[str, dict[str, str]] | None = None,
     ) -> None:
         self.package, self.distribution = package, distribution
-        self.releases, self.hooks = releases, hooks
+        self.releases, self.hooks, self.moved = releases, hooks, moved or {}
         self.fallbacks: Counter[str] = Counter()
         FALLBACKS[package] = self.fallbacks
         self.active = False
@@ -148,7 +150,8 @@ class Client:
         return None
 
     def own(self, path: str) -> Any:
-        """What the client has at "module:name". MissingError."""
+        """What the client has at "module:name" of the newest release. MissingError."""
+        path = self.place(path)
         try:
             return pkgutil.resolve_name(path)
         # whatever the client's import does where it does not fit
@@ -158,6 +161,15 @@ class Client:
             )
             reason = f"{path.replace(':', ': no ')} to replace: {one_line(e)}"
             raise MissingError(reason, hint=hint) from None
+
+    def place(self, path: str) -> str:
+        """Where the client here has "module:name" of the newest release."""
+        module, _, name = path.partition(":")
+        version = self._version() or ""
+        for release, homes in self.moved.items():
+            if version.startswith(release):
+                module = homes.get(module, module)
+        return f"{module}:{name}"
 
     def fell_back(self, name: str, reason: str) -> None:
         """Count it; a line in the log for the 1st, 10th, 100th, ... time for the same reason."""

@@ -1,6 +1,6 @@
-"""SGLang 0.5.23 on our kernels: `install()` and `uninstall()`; `python -m gdn.serving.sglang`
-checks the version here. As an installed plug-in it starts with GDN_SERVE=1. Its HookRegistry puts
-our functions around its own. Slots below 0 are padding. A batch of decodes of Qwen3.5 is one call
+"""SGLang 0.5.22 and 0.5.23 on our kernels: `install()` and `uninstall()`. `python -m
+gdn.serving.sglang` checks the version here. As an installed plug-in it starts with GDN_SERVE=1. Its
+HookRegistry puts our functions around its own. Slots below 0 are padding. A batch of decodes of Qwen3.5 is one call
 of layer_decode in each layer.
 """
 
@@ -197,7 +197,8 @@ _UPDATE = "fused_sigmoid_gating_delta_rule_update"
 
 def _hook(module: str, name: str, ours: Any, falls_back: str) -> Hook:
     def put() -> None:
-        _register(f"{_OPS}.{module}.{name}", CLIENT.guarded(name, ours))
+        path = CLIENT.place(f"{_OPS}.{module}:{name}").replace(":", ".")
+        _register(path, CLIENT.guarded(name, ours))
 
     return Hook(name, {f"{_OPS}.{module}:{name}": (ours,)}, put, falls_back)
 
@@ -205,7 +206,7 @@ def _hook(module: str, name: str, ours: Any, falls_back: str) -> Hook:
 CLIENT = Client(
     "sglang",
     "sglang",
-    ("0.5.23",),
+    ("0.5.22", "0.5.23"),
     [
         _hook(
             "fla.fused_recurrent",
@@ -226,6 +227,11 @@ CLIENT = Client(
             "heads other than K = V = 128, more than 8 value heads for one of q, GPUs before 9.0",
         ),
     ],
+    moved={
+        "0.5.22": {
+            f"{_OPS}.linear.fused_sigmoid_gating_recurrent": f"{_OPS}.fla.fused_sigmoid_gating_recurrent"
+        }
+    },
 )
 _layer = CLIENT.guarded(_LAYER, layer)
 

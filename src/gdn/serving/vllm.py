@@ -1,5 +1,5 @@
-"""vLLM 0.33 on our kernels: `install()`, `uninstall()`; `python -m gdn.serving.vllm` checks the
-version here. As an installed plug-in it starts with GDN_SERVE=1.
+"""vLLM 0.32 and 0.33 on our kernels: `install()`, `uninstall()`; `python -m gdn.serving.vllm`
+checks the version here. As an installed plug-in it starts with GDN_SERVE=1.
 
 Decodes, drafts and prompts are a layer's, registered out of tree (PluggableLayer.register_oot): a
 batch of decodes is one call of layer_decode, a prompt goes from the convolution to chunk_prefill,
@@ -130,7 +130,7 @@ def drafts_layer(
     layers = importlib.import_module(_LAYERS)
     count = attn_metadata.num_spec_decodes
     _drafts(
-        layers.fused_mtp_decode_impl(),
+        _own_drafts(layers),
         mixed_qkv=mixed_qkv,
         a=a,
         b=b,
@@ -147,6 +147,12 @@ def drafts_layer(
         norm_eps=self.layer_norm_epsilon,
         output_gate_activation=self.norm.activation,
     )
+
+
+def _own_drafts(layers: Any) -> Any:
+    if hasattr(layers, "fused_mtp_decode_impl"):
+        return layers.fused_mtp_decode_impl()
+    return getattr(importlib.import_module("vllm._custom_ops"), _DRAFTS)  # 0.32
 
 
 def drafts(
@@ -202,7 +208,8 @@ def prompts_layer(
     _refuse(self, metadata, mixed_qkv)
     count, total = metadata.num_decodes, metadata.num_actual_tokens
     slots = metadata.non_spec_state_indices_tensor
-    kept = _checkpoints(self, metadata.flashinfer_checkpoint_plan)
+    plan = getattr(metadata, "flashinfer_checkpoint_plan", None)  # 0.32 has none
+    kept = _checkpoints(self, plan)
     state, *weights = _convolution(self, layers)
     convolved = layers.causal_conv1d_fn(
         mixed_qkv[:total].T,
@@ -242,7 +249,7 @@ def prompts_layer(
                 recurrent_checkpoint=kept["checkpoints"],
                 recurrent_state=self.kv_cache[1],
                 cu_seqlens=metadata.non_spec_query_start_loc,
-                recurrent_rows=metadata.flashinfer_checkpoint_plan.rows,
+                recurrent_rows=plan.rows,
             )
 
 
@@ -487,7 +494,7 @@ def _registry() -> Any:
 CLIENT = Client(
     "vllm",
     "vllm",
-    ("0.33.",),
+    ("0.32.", "0.33."),
     [
         Hook(
             "decode, drafts and prompts (QwenGatedDeltaNetAttention)",
