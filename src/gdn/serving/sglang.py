@@ -1,7 +1,7 @@
 """SGLang 0.5.22 and 0.5.23 on our kernels: `install()` and `uninstall()`. `python -m
 gdn.serving.sglang` checks the version here. As an installed plug-in it starts with GDN_SERVE=1. Its
-HookRegistry puts our functions around its own. Slots below 0 are padding. A batch of decodes of Qwen3.5 is one call
-of layer_decode in each layer.
+HookRegistry puts our functions around its own. Slots below 0 are padding. A batch of decodes of
+Qwen3.5 is one call of layer_decode in each layer.
 """
 
 from __future__ import annotations
@@ -192,7 +192,10 @@ def _put_layer() -> None:
 _MODEL, _LAYER = "sglang.srt.models.qwen3_5", "Qwen3_5GatedDeltaNet.forward"
 _OPS = "sglang.kernels.ops.attention"
 _DECODE = "fused_recurrent_gated_delta_rule_packed_decode"
-_UPDATE = "fused_sigmoid_gating_delta_rule_update"
+_VERIFY, _UPDATE = (
+    "fused_sigmoid_gating_recurrent",
+    "fused_sigmoid_gating_delta_rule_update",
+)
 
 
 def _hook(module: str, name: str, ours: Any, falls_back: str) -> Hook:
@@ -215,7 +218,7 @@ CLIENT = Client(
             "heads other than K = V = 128",
         ),
         _hook(
-            "linear.fused_sigmoid_gating_recurrent",
+            f"linear.{_VERIFY}",
             _UPDATE,
             update,
             "the same; KDA, trees of drafts, ReplaySSM's rings, more than 8 tokens",
@@ -227,11 +230,7 @@ CLIENT = Client(
             "heads other than K = V = 128, more than 8 value heads for one of q, GPUs before 9.0",
         ),
     ],
-    moved={
-        "0.5.22": {
-            f"{_OPS}.linear.fused_sigmoid_gating_recurrent": f"{_OPS}.fla.fused_sigmoid_gating_recurrent"
-        }
-    },
+    moved={"0.5.22": {f"{_OPS}.linear.{_VERIFY}": f"{_OPS}.fla.{_VERIFY}"}},
 )
 _layer = CLIENT.guarded(_LAYER, layer)
 

@@ -208,7 +208,7 @@ def prompts_layer(
     _refuse(self, metadata, mixed_qkv)
     count, total = metadata.num_decodes, metadata.num_actual_tokens
     slots = metadata.non_spec_state_indices_tensor
-    plan = getattr(metadata, "flashinfer_checkpoint_plan", None)  # 0.32 has none
+    plan: Any = getattr(metadata, "flashinfer_checkpoint_plan", None)  # 0.32 has none
     kept = _checkpoints(self, plan)
     state, *weights = _convolution(self, layers)
     convolved = layers.causal_conv1d_fn(
