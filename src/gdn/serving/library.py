@@ -8,7 +8,7 @@ import logging
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -20,7 +20,6 @@ from .. import straight_call
 
 # where a library has one name per dtype
 _SUFFIX = {torch.float32: "", torch.bfloat16: "_bf16", torch.float16: "_f16"}
-_LATER = "to be compiled"
 _lock = threading.RLock()
 _log = logging.getLogger("gdn.serving")
 _known: list[Exported] = []
@@ -112,11 +111,9 @@ def _compile_for(dtype: torch.dtype) -> None:
     for rung in sorted(filter(None, rungs)):
         # one that cannot be there raises where it is called
         with contextlib.suppress(GdnError):
-            if _LATER in _state(rung):
-                algo = libraries.source(rung)
-                capability, cuda = _platform(algo)
-                arch = libraries.architecture(algo, capability)
-                jobs.append(compiling.Job(algo, arch, cuda))
+            job = _state(rung).job
+            if job:
+                jobs.append(job)
     compiling.start_all(libraries.kept(), jobs)
 
 
@@ -170,7 +167,7 @@ def _platform(algo: libraries.Source) -> tuple[tuple[int, int] | None, str | Non
 @functools.cache
 def _announce(cuda: bool) -> None:
     """One line in the log for the kernels of this device, before the first is loaded."""
-    states = {}
+    states: dict[str, _State] = {}
     for exported in _known:
         if exported.rare:
             continue
@@ -179,19 +176,28 @@ def _announce(cuda: bool) -> None:
             # one that cannot be there raises where it is called
             with contextlib.suppress(GdnError):
                 states[rung] = _state(rung)
-    later = any(_LATER in state for state in states.values())
-    described = ", ".join(f"{rung} {state}" for rung, state in states.items())
+    described = ", ".join(f"{rung} {state.words}" for rung, state in states.items())
+    later = any(state.job for state in states.values())
     level = logging.WARNING if later else logging.INFO
     _log.log(level, "gdn %s: %s", __version__, described)
 
 
-def _state(rung: str) -> str:
+class _State(NamedTuple):
+    """Of a rung's library: in words, and what there is to compile."""
+
+    words: str
+    job: compiling.Job | None
+
+
+def _state(rung: str) -> _State:
     algo = libraries.source(rung)
     capability, cuda = _platform(algo)
-    target = libraries.target(libraries.architecture(algo, capability))
+    arch = libraries.architecture(algo, capability)
+    target = libraries.target(arch)
     file = libraries.prebuilt(algo, capability, cuda)
     if file:
-        return f"prebuilt for {file.stem.rpartition('-')[2]}"
+        return _State(f"prebuilt for {file.stem.rpartition('-')[2]}", None)
     place = libraries.kept() / libraries.platform_name(cuda)
-    earlier = (place / algo.file(target)).is_file()
-    return f"{'compiled before' if earlier else _LATER} for {target}"
+    if (place / algo.file(target)).is_file():
+        return _State(f"compiled before for {target}", None)
+    return _State(f"to be compiled for {target}", compiling.Job(algo, arch, cuda))
