@@ -116,7 +116,7 @@ def recurrent(tmp_path_factory):
 # outputs, and stores nothing.
 UNUSED = frozenset((
     "uint4 o = *reinterpret_cast<const uint4*>(tile + L::V_AT + token * L::V_ROW + (warp * ROWS + half * 8) * 2);",
-    "*reinterpret_cast<__nv_bfloat16*>(tile + v_at + token * L::V_ROW + of_warp * 2) = __float2bfloat16(y[n][i]);",
+    "*reinterpret_cast<Token*>(tile + v_at + token * L::V_ROW + of_warp * 2) = to_token<Token>(y[n][i]);",
 ))  # fmt: skip
 
 
