@@ -13,19 +13,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gdn_cli.errors import GdnError
+
 from .. import tensor_checks
 from . import (
     BUFFER,
     LAST,
     NORM_EPSILON,
     OUTPUTS,
+    chunk_prefill,
     layer_decode,
     packed_decode,
     run_verify,
 )
 from .client import Client, Hook
 
-__all__ = ["check", "fallbacks", "install", "layer", "uninstall", "update"]
+__all__ = ["check", "fallbacks", "install", "layer", "prefill", "uninstall", "update"]
 
 
 def update(
@@ -159,6 +162,66 @@ def layer(self: Any, hidden_states: Tensor, forward_batch: Any) -> Tensor:
     return projected
 
 
+def prefill(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    initial_state_indices: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    head_first: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    inplace_update: bool = True,
+) -> tuple[Tensor, None, None]:
+    """SGLang's chunk_gated_delta_rule of packed prompts, on states in its pool.
+
+    q, k                   [1, total, H, 128] bfloat16 or float16
+    v                      [1, total, HV, 128] like q
+    g, beta                [1, total, HV]: the decay's log in float32; float32 or like q
+    initial_state          the pool [slots, HV, V, K], written
+    initial_state_indices  [N] int32 or int64
+    cu_seqlens             [N + 1]
+
+    GdnError where SGLang wants the states within prompts, for its radix cache; ValueError for
+    prompts that leave the pool as it is. Returns the output like v, None and None.
+    """
+    if initial_state is None or initial_state_indices is None or not inplace_update:
+        raise ValueError("prefill: only in place of the states in a pool")
+    if cu_seqlens is None or head_first:
+        raise ValueError("prefill: only of packed prompts")
+    if _wants_states_within():
+        reason = "the radix cache wants the states within prompts"
+        raise GdnError(f"prefill: {reason}", hint="its strategy no_buffer does not")
+    tensor_checks.tensor("v", v)
+    out = torch.empty_like(v, memory_format=torch.contiguous_format)
+    chunk_prefill(
+        q,
+        k,
+        v,
+        g,
+        beta,
+        None,
+        None,
+        initial_state,
+        initial_state_indices,
+        cu_seqlens,
+        scale=scale,
+        out=out,
+        use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
+        first_slot=0,
+    )
+    return out, None, None
+
+
+def _wants_states_within() -> bool:
+    metadata = _attention_backend().forward_metadata
+    within = metadata.track_ssm_h_src if metadata.has_mamba_track_mask else None
+    return within is not None and within.numel() > 0
+
+
 def _attention_backend() -> Any:
     """That of linear attention: its pools, and which slots a batch has."""
     context = importlib.import_module("sglang.srt.model_executor.forward_context")
@@ -192,16 +255,22 @@ def _put_layer() -> None:
 _MODEL, _LAYER = "sglang.srt.models.qwen3_5", "Qwen3_5GatedDeltaNet.forward"
 _OPS = "sglang.kernels.ops.attention"
 _DECODE = "fused_recurrent_gated_delta_rule_packed_decode"
+_PREFILL = "chunk_gated_delta_rule"
 _VERIFY, _UPDATE = (
     "fused_sigmoid_gating_recurrent",
     "fused_sigmoid_gating_delta_rule_update",
 )
 
 
-def _hook(module: str, name: str, ours: Any, falls_back: str) -> Hook:
+def _hook(
+    module: str, name: str, ours: Any, falls_back: str, *, traced: bool = True
+) -> Hook:
+    """traced: whether torch.compile may look into it, as into SGLang's own."""
+
     def put() -> None:
         path = CLIENT.place(f"{_OPS}.{module}:{name}").replace(":", ".")
-        _register(path, CLIENT.guarded(name, ours))
+        around = CLIENT.guarded(name, ours)
+        _register(path, around if traced else torch.compiler.disable(around))
 
     return Hook(name, {f"{_OPS}.{module}:{name}": (ours,)}, put, falls_back)
 
@@ -222,6 +291,13 @@ CLIENT = Client(
             _UPDATE,
             update,
             "the same; KDA, trees of drafts, ReplaySSM's rings, more than 8 tokens",
+        ),
+        _hook(
+            "fla.chunk",
+            _PREFILL,
+            prefill,
+            "the same; where the radix cache wants the states within prompts (extra_buffer)",
+            traced=False,
         ),
         Hook(
             f"layer ({_LAYER})",

@@ -855,7 +855,12 @@ def test_sglang_s_registry_puts_ours_around_its_functions(
     release, engine, stub, caplog
 ):
     ours, calls = engine
-    assert ours.install() == [DECODE, UPDATE, f"layer ({sglang._LAYER})"]
+    assert ours.install() == [
+        DECODE,
+        UPDATE,
+        sglang._PREFILL,
+        f"layer ({sglang._LAYER})",
+    ]
     home = sys.modules["sglang.kernels.ops.attention.fla.fused_recurrent"]
     decode = getattr(home, DECODE)
     x = decode_call()
@@ -961,6 +966,70 @@ def test_sglang_s_layer_is_one_call_for_decodes(release, engine, device):
     batch.forward_mode.is_decode = lambda: False
     assert kind(layer, torch.zeros(3, 64, device=device), batch) == "own"
     assert ours.fallbacks == {sglang._LAYER: 2} and len(calls) == 3
+
+
+def sglang_prompts(lengths: list[int], slots: list[int], monkeypatch) -> tuple:
+    """(a batch of prompts as SGLang prepares it, what it has of the batch)."""
+    x = steps.tokens(sum(lengths), 2, 6, "cpu")
+    q, k, v = (x[name][None] for name in "qkv")
+    log_g = -torch.nn.functional.softplus(x["a"].float())
+    metadata = types.SimpleNamespace(has_mamba_track_mask=False, track_ssm_h_src=None)
+    backend = types.SimpleNamespace(forward_metadata=metadata)
+    context = types.ModuleType("sglang.srt.model_executor.forward_context")
+    context.get_attn_backend = lambda: types.SimpleNamespace(
+        linear_attn_backend=backend
+    )
+    monkeypatch.setitem(sys.modules, context.__name__, context)
+    call = dict(
+        q=q, k=k, v=v, g=log_g[None], beta=x["b"].float().sigmoid()[None],
+        initial_state=steps.pool(6, 6, "cpu"), head_first=False, use_qk_l2norm_in_kernel=True,
+        initial_state_indices=torch.tensor(slots, dtype=torch.int32), inplace_update=True,
+        cu_seqlens=torch.tensor([0, *lengths]).cumsum(0).int(),
+    )  # fmt: skip
+    return call, metadata
+
+
+@SGLANGS
+def test_sglang_s_prompts_go_to_its_pool(release, engine, monkeypatch):
+    if not inventory.cxx():
+        pytest.skip("no C++ compiler here")
+    ours, calls = engine
+    ours.install()
+    lengths, slots = [70, 3, 20], [2, 0, -1]
+    call, metadata = sglang_prompts(lengths, slots, monkeypatch)
+    before = call["initial_state"].clone()
+    own = pkgutil.resolve_name(f"{sglang._OPS}.fla.chunk:{sglang._PREFILL}")
+    out, last, within = own(**call)
+    assert (last, within) == (None, None) and out.shape == call["v"].shape
+    sequences = [
+        steps.Sequence(2, slice(0, 70)),
+        steps.Sequence(0, slice(70, 73)),
+        steps.Sequence(-1, slice(73, 93)),
+    ]
+    x = {name: call[name][0] for name in "qkv"} | {"scale": 128**-0.5, "norm": True}
+    x |= {"a": call["g"][0], "b": call["beta"][0], "A_log": None, "dt_bias": None}
+    after = call["initial_state"]
+    assert steps.faults(sequences, x, before, after, out[0], first_slot=0) == []
+    assert not calls and ours.fallbacks == {}
+
+
+@SGLANGS
+def test_prompts_that_stay_sglang_s_own(release, engine, monkeypatch):
+    ours, calls = engine
+    ours.install()
+    call, metadata = sglang_prompts([70], [2], monkeypatch)
+    own = pkgutil.resolve_name(f"{sglang._OPS}.fla.chunk:{sglang._PREFILL}")
+    before = call["initial_state"].clone()
+    assert own(**call | {"inplace_update": False}) == "own"
+    metadata.has_mamba_track_mask = True
+    metadata.track_ssm_h_src = torch.tensor([1])
+    assert own(**call) == "own"
+    assert len(calls) == 2 and ours.fallbacks == {sglang._PREFILL: 2}
+    assert steps.same(call["initial_state"], before)
+    # the next batch of the same sizes may want none
+    if inventory.cxx():
+        metadata.track_ssm_h_src = torch.tensor([], dtype=torch.int64)
+        assert own(**call) != "own"
 
 
 # --- plug-ins
