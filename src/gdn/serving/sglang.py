@@ -217,7 +217,9 @@ def prefill(
 
 
 def _wants_states_within() -> bool:
-    metadata = _attention_backend().forward_metadata
+    metadata = getattr(_attention_backend(), "forward_metadata", None)
+    if metadata is None:  # as of two batches that overlap
+        raise GdnError("prefill: this attention backend does not say what a batch is")
     within = metadata.track_ssm_h_src if metadata.has_mamba_track_mask else None
     return within is not None and within.numel() > 0
 

@@ -1026,6 +1026,10 @@ def test_prompts_that_stay_sglang_s_own(release, engine, monkeypatch):
     assert own(**call) == "own"
     assert len(calls) == 2 and ours.fallbacks == {sglang._PREFILL: 2}
     assert steps.same(call["initial_state"], before)
+    whole = sglang._attention_backend()
+    del whole.forward_metadata
+    assert own(**call) == "own" and ours.fallbacks == {sglang._PREFILL: 3}
+    whole.forward_metadata = metadata
     # the next batch of the same sizes may want none
     if inventory.cxx():
         metadata.track_ssm_h_src = torch.tensor([], dtype=torch.int64)
