@@ -217,18 +217,19 @@ def prefill(
 
 
 def _wants_states_within() -> bool:
-    metadata = getattr(_attention_backend(), "forward_metadata", None)
-    if metadata is None:  # as of two batches that overlap
-        raise GdnError("prefill: this attention backend does not say what a batch is")
+    metadata = _attention_backend().forward_metadata
     within = metadata.track_ssm_h_src if metadata.has_mamba_track_mask else None
     return within is not None and within.numel() > 0
 
 
 def _attention_backend() -> Any:
-    """That of linear attention: its pools, and which slots a batch has."""
+    """That of linear attention: its pools, and which slots a batch has. GdnError."""
     context = importlib.import_module("sglang.srt.model_executor.forward_context")
     backend = context.get_attn_backend()
-    return getattr(backend, "linear_attn_backend", backend)
+    linear = getattr(backend, "linear_attn_backend", backend)
+    if not hasattr(linear, "forward_metadata"):  # as of two batches that overlap
+        raise GdnError(f"{type(linear).__name__} does not say what a batch is")
+    return linear
 
 
 def _around_layer(
