@@ -10,7 +10,7 @@ from emulator import emulation
 
 STEPS = """
 #include "cluster.cuh"
-#include "wgmma_bf16.cuh"
+#include "wgmma_tokens.cuh"
 using namespace gdn;
 constexpr uint32_t BARRIER = 1024, DATA = 2048, END = 3072;
 // Of two CTAs of 32 threads, number `from` arrives at the other's barrier, or sends it `bytes`.

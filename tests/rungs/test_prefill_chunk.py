@@ -259,7 +259,7 @@ def library_of(folder, driver, *own, races=False, k_first=False):
     cuda-chunk's. With `races` it looks for them (emulation.races_in).
     """
     # emulated, or of the host
-    names = {"wgmma_bf16.cuh", "tensor_maps.cuh", "launch.cuh", "tuned.h"}
+    names = {"wgmma_tokens.cuh", "tensor_maps.cuh", "launch.cuh", "tuned.h"}
     for file in [*FOLDER.glob("*.*h"), *SHARED.glob("*.*h"), *own]:
         if file.name not in names:
             shutil.copy(file, folder)
@@ -269,7 +269,7 @@ def library_of(folder, driver, *own, races=False, k_first=False):
     assert n == 1
     assert "asm" not in chunk, "chunk.cuh has other PTX than emulator/matrix.cuh"
     (folder / "chunk.cuh").write_text(chunk)
-    source = (SHARED / "wgmma_bf16.cuh").read_text()
+    source = (SHARED / "wgmma_tokens.cuh").read_text()
     descriptors = re.search(r"struct KMajor .*?\n(?=\n#define)", source, re.S)[0]
     assert "further" in descriptors
     assert "asm" not in descriptors

@@ -31,7 +31,7 @@
 #include "e4m3.cuh"
 #include "mma_bf16.cuh"
 #include "order.cuh"
-#include "wgmma_bf16.cuh"
+#include "wgmma_tokens.cuh"
 
 namespace gdn {
 

@@ -16,7 +16,7 @@
 
 #include "cluster.cuh"
 #include "mtp.cuh"
-#include "wgmma_bf16.cuh"
+#include "wgmma_tokens.cuh"
 
 namespace gdn {
 

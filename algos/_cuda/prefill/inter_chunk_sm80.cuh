@@ -3,7 +3,7 @@
 //   R = beta (V - e^G K S^T),   D = R + (T - I) R,   O = scale e^G Q S^T + M D,   S' = e^(G_C) S + D^T (e^(G_C - G) K).
 //
 // A warp has 16 rows of S, all 128 columns, as accumulators in registers, and computes the transposed products (S K^T and
-// so on): the accumulators of one product, packed to bf16, are the left operand of the next. So from chunk to
+// so on): the accumulators of one product, packed to tokens, are the left operand of the next. So from chunk to
 // chunk warps exchange nothing; the warps of a CTA share the chunk's tiles, which cp.async loads during the work on
 // the previous chunk. S itself stays float.
 //

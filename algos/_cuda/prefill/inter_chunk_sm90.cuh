@@ -3,18 +3,18 @@
 //   R = beta (V - e^G K S^T),   D = R + (T - I) R,   O = scale e^G Q S^T + M D,   S' = e^(G_C) S + D^T (e^(G_C - G) K)
 //
 // S is never transposed: the state's 64 rows are the left operand, in registers, of S K^T and S Q^T; their accumulators,
-// packed to bf16, are the left operand of the next product (inter_chunk_sm80.cuh). TMA loads the tiles, with its
+// packed to tokens, are the left operand of the next product (inter_chunk_sm80.cuh). TMA loads the tiles, with its
 // swizzle, up to STAGES - 1 chunks ahead. Products overlap with the packing of other products' results, in this order of steps:
 //
 //   one consumer on an SM, 248 registers:
-//   tensor core   8. S K^T, S Q^T (4 of 8) | 10. R (T - I)^T, 8. S Q^T (4)  | 11. D^T K   | 12. D M^T
-//   meanwhile     O stored, 9. R           | 11. S decayed, D packed        | O decayed   | S packed
-//   registers     S 64, S_bf16 32, SK 32,  | S 64, S_bf16 32, O 32,         | S 64, O 32, | S 64, S_bf16 32,
-//                 O 32, D 32, R 16: 208    | D 32, R 16, D packed: 176 to 192 | D_bf16 32   | O 32, D_bf16 16
+//   tensor core   8. S K^T, S Q^T (4 of 8)  | 10. R (T - I)^T, 8. S Q^T (4)  | 11. D^T K   | 12. D M^T
+//   meanwhile     O stored, 9. R            | 11. S decayed, D packed        | O decayed   | S packed
+//   registers     S 64, S_tokens 32, SK 32, | S 64, S_tokens 32, O 32,       | S 64, O 32, | S 64, S_tokens 32,
+//                 O 32, D 32, R 16: 208     | D 32, R 16, D packed: 176, 192 | D_tokens 32 | O 32, D_tokens 16
 //
-//   two (LEAN), 208 registers: all of S Q^T comes before 9, and S_bf16 ends there. So 9 takes S 64, SK 32, O 32, D 32, R 16: 176
+//   two (LEAN), 208 registers: all of S Q^T comes before 9, and S_tokens ends there. So 9 takes S 64, SK 32, O 32, D 32, R 16: 176
 //
-// Accumulators are in float, operands two to a register (_bf16, R). The rest of a thread's registers has gates, V and addresses. If they
+// Accumulators are in float, operands two to a register (_tokens, R). The rest of a thread's registers has gates, V and addresses. If they
 // are too few, ptxas waits for each product (C7512). With two consumers the other one's products fill the tensor core during 9.
 //
 // The producer, one thread of another warpgroup, loads the tiles by TMA. The consumers write their outputs over V, and two
@@ -36,7 +36,7 @@
 #include "gates.cuh"
 #include "context_parallel.cuh"
 #include "row_products.cuh"
-#include "wgmma_bf16.cuh"
+#include "wgmma_tokens.cuh"
 
 namespace gdn {
 
@@ -316,16 +316,16 @@ __device__ __forceinline__ void consume(float (&S)[16][4], const Prefill& p, con
   // a lane's address for 16 tokens and the warp's 16 columns of V, in TMA's layout
   const uint32_t v_at = in_matrix(lane / 16 * 8 + lane % 8, warp * 2 + lane / 8 % 2);
   const int count = __shfl_sync(0xffffffffu, at.count, 0);  // uniform: in a divergent loop ptxas would wait for each product
-  uint32_t O_bf16[4][4] = {};  // of the previous chunk, of 16 tokens each
+  uint32_t O_tokens[4][4] = {};  // of the previous chunk, of 16 tokens each
   const auto write_outputs = [&](int chunk) {
     const uint32_t v = shared_address(chunks.tiles(chunk).v);
 #pragma unroll
-    for (int j = 0; j < 4; ++j) store_transposed(v + v_at + j * 2048, O_bf16[j]);
+    for (int j = 0; j < 4; ++j) store_transposed(v + v_at + j * 2048, O_tokens[j]);
     chunks.outputs_written(chunk);
   };
 
-  uint32_t S_bf16[8][4];  // before a chunk, as left operands
-  pack_state(S_bf16, S);
+  uint32_t S_tokens[8][4];  // before a chunk, as left operands
+  pack_state(S_tokens, S);
 
 #pragma unroll 1
   for (int chunk = 0; chunk < count; ++chunk) {
@@ -348,11 +348,11 @@ __device__ __forceinline__ void consume(float (&S)[16][4], const Prefill& p, con
     float SK[8][4], O[8][4];  // O: S Q^T at first. 64 rows of V x 64 tokens, eight tokens after the other
     float D[2][4][4];         // R at first; 2 x 32 tokens. With the registers of SK, ptxas would wait for each product
     warpgroup_arrive();
-    begin_state_times<0, 8>(SK, S_bf16, keys);
+    begin_state_times<0, 8>(SK, S_tokens, keys);
     const auto begin_outputs = [&] {
       chunks.wait_for_values(chunk);
       warpgroup_arrive();
-      begin_state_times<0, EARLY>(O, S_bf16, queries);
+      begin_state_times<0, EARLY>(O, S_tokens, queries);
     };
     // 12 of the previous chunk: O to its stage
     if constexpr (OUTPUTS) {
@@ -413,7 +413,7 @@ __device__ __forceinline__ void consume(float (&S)[16][4], const Prefill& p, con
     warpgroup_arrive();
     triangle_times(D, R, shared_address(prepared));
     warpgroup_commit();
-    if constexpr (OUTPUTS && EARLY < 8) begin_state_times<EARLY, 8>(O, S_bf16, queries);
+    if constexpr (OUTPUTS && EARLY < 8) begin_state_times<EARLY, 8>(O, S_tokens, queries);
     // 11. S' = e^(G_C) S + D^T K: the decay, under 10
     if constexpr (LEAN) kept = decay_of_chunk(prepared);
     decay_state(S, kept);
@@ -456,7 +456,7 @@ __device__ __forceinline__ void consume(float (&S)[16][4], const Prefill& p, con
     warpgroup_wait<OUTPUTS ? 1 : 0>();
     warpgroup_fence_operand(S);
     chunks.state_complete(chunk);
-    pack_state(S_bf16, S);
+    pack_state(S_tokens, S);
     if constexpr (CHECKPOINTS) {
       if (at.keeps(chunk)) store_state<K_FIRST>(at.kept(chunk), S, row, 0, lane);
     }
@@ -464,7 +464,7 @@ __device__ __forceinline__ void consume(float (&S)[16][4], const Prefill& p, con
       warpgroup_wait<0>();
       warpgroup_fence_operand(O);
 #pragma unroll
-      for (int j = 0; j < 4; ++j) as_left(O_bf16[j], O[2 * j], O[2 * j + 1]);
+      for (int j = 0; j < 4; ++j) as_left(O_tokens[j], O[2 * j], O[2 * j + 1]);
     }
   }
   if constexpr (OUTPUTS) {

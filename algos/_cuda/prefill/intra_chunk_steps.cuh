@@ -26,7 +26,7 @@
 #include "chunk.cuh"
 #include "gates.cuh"
 #include "tile_scheduler.cuh"
-#include "wgmma_bf16.cuh"
+#include "wgmma_tokens.cuh"
 
 namespace gdn {
 

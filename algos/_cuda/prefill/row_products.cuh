@@ -2,7 +2,7 @@
 #pragma once
 
 #include "chunk.cuh"
-#include "wgmma_bf16.cuh"
+#include "wgmma_tokens.cuh"
 
 namespace gdn {
 

@@ -11,7 +11,7 @@ namespace gdn {
 
 // Throws if the driver cannot make a map; there is no slower fallback.
 
-// [num_tokens, heads, 128] bf16, `stride` elements from a token to the next, for tma_load_box: 64 tokens of one head, `halves` times 64 columns; tokens from num_tokens on are
+// [num_tokens, heads, 128] of tokens, `stride` elements from a token to the next, for tma_load_box: 64 tokens of one head, `halves` times 64 columns; tokens from num_tokens on are
 // zeros.
 inline void make_map(CUtensorMap& map, const void* base, int64_t num_tokens, int heads, int64_t stride, uint32_t halves) {
   const cuuint64_t tokens = static_cast<cuuint64_t>(num_tokens), count = static_cast<cuuint64_t>(heads);

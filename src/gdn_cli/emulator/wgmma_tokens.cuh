@@ -1,4 +1,4 @@
-// _cuda/prefill/wgmma_bf16.cuh without PTX, for the CPU of cuda_runtime.h: written from the PTX ISA. The descriptors are not PTX:
+// _cuda/prefill/wgmma_tokens.cuh without PTX, for the CPU of cuda_runtime.h: written from the PTX ISA. The descriptors are not PTX:
 // the test copies them from the original. fence_proxy_async, which orders generic accesses with those of products and of TMA,
 // does nothing here, where all are in order.
 #pragma once

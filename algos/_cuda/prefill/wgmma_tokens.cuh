@@ -211,7 +211,7 @@ __device__ __forceinline__ bool elect_one() {
 // Orders this thread's accesses to shared memory before those of products and TMA.
 __device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// Stores four 8 x 8 matrices of bf16, transposed: the inverse of load_transposed from these addresses.
+// Stores four 8 x 8 matrices of 16-bit numbers, transposed: the inverse of load_transposed from these addresses.
 __device__ __forceinline__ void store_transposed(uint32_t row, const uint32_t (&r)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared::cta.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(r[0]), "r"(r[1]),
                "r"(r[2]), "r"(r[3])
