@@ -159,6 +159,16 @@ def test_prefill_into_a_given_output(device):
         prefilled(x, pool, [1], [0, 70], out=expected.bfloat16())
 
 
+def test_prepare_loads_what_float16_needs(device):
+    kind = torch.bfloat16, device == "cuda"
+    for exported in (serving._prefill_f16, serving._checkpoints_f16, serving._prefill):
+        exported.pop(kind, None)
+    where = {"dtype": torch.bfloat16, "device": device}
+    serving.prepare(serving.chunk_prefill, tokens=HALF, **where)
+    assert kind in serving._prefill_f16 and kind in serving._checkpoints_f16
+    assert kind not in serving._prefill
+
+
 def test_prefill_keeps_states_within_prompts(device):
     x = tokens(150, device)
     pool = steps.pool(3, HV, device)
