@@ -596,8 +596,8 @@ def chunk_prefill(
     sequences, scattering the final ones).
 
     q, k               [total, H, K] or [1, total, H, K] bfloat16 or float16; tokens may lie apart
-    v                  [total, HV, V] or [1, total, HV, V] like q; tokens may lie apart. With float16
-      v and the states must stay below 65504, where its range ends
+    v                  [total, HV, V] or [1, total, HV, V] like q; tokens may lie apart. In float16
+      it and the states must stay below 65504
     a, b               [total, HV] or [1, total, HV] like q, before the gates
     A_log, dt_bias, scale, initial_state, use_qk_l2norm_in_kernel, state_layout
                        as in packed_decode
