@@ -59,6 +59,22 @@ __device__ __forceinline__ Token to_token(float x) {
   if constexpr (std::is_same_v<Token, __half>) return __float2half_rn(x);
   else return __float2bfloat16(x);
 }
+// Two floats as tokens in one register, x in the lower half; and number i, 0 or 1, of such a register.
+template <typename Token>
+__device__ __forceinline__ uint32_t token_pair(float x, float y) {
+  if constexpr (std::is_same_v<Token, __half>) {
+    const __half2 pair = __floats2half2_rn(x, y);
+    return *reinterpret_cast<const uint32_t*>(&pair);
+  } else {
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(x, y);
+    return *reinterpret_cast<const uint32_t*>(&pair);
+  }
+}
+template <typename Token>
+__device__ __forceinline__ float token_of(uint32_t pair, int i) {
+  if constexpr (std::is_same_v<Token, __half>) return token_value<Token>(pair >> 16 * i);
+  else return __uint_as_float(i ? pair & 0xffff0000u : pair << 16);
+}
 
 // Element i of a or b, as its bits: of float if `wide`, else of 16 bits.
 __device__ __forceinline__ uint32_t gate_bits(const void* of, int64_t i, bool wide) {

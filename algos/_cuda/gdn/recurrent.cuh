@@ -131,22 +131,11 @@ struct Layout {
 
 namespace gdn {
 
-// x and y as tokens in one register, x in the lower half; the numbers of such a register; and the rounding errors as two more.
-template <typename Token>
-__device__ __forceinline__ uint32_t rounded(float x, float y) {
-  if constexpr (std::is_same_v<Token, __half>) return flashcore::pack(x, y);
-  const __nv_bfloat162 pair = __floats2bfloat162_rn(x, y);
-  return *reinterpret_cast<const uint32_t*>(&pair);
-}
-template <typename Token>
-__device__ __forceinline__ float number_of(uint32_t word, int i) {
-  if constexpr (std::is_same_v<Token, __half>) return token_value<Token>(word >> 16 * i);
-  return i ? high(word) : low(word);
-}
+// x and y as tokens in one register; and the rounding errors as two more.
 template <typename Token>
 __device__ __forceinline__ void split(uint32_t& high_part, uint32_t& low_part, float x, float y) {
-  high_part = rounded<Token>(x, y);
-  low_part = rounded<Token>(x - number_of<Token>(high_part, 0), y - number_of<Token>(high_part, 1));
+  high_part = token_pair<Token>(x, y);
+  low_part = token_pair<Token>(x - token_of<Token>(high_part, 0), y - token_of<Token>(high_part, 1));
 }
 
 // Two neighbouring 16 x 8 accumulators as one 16 x 16 left operand in two parts.
@@ -164,7 +153,7 @@ template <typename Token>
 __device__ __forceinline__ void rounded(uint32_t (&to)[4], const float (&left)[4], const float (&right)[4]) {
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    to[i] = rounded<Token>(left[2 * i], left[2 * i + 1]), to[2 + i] = rounded<Token>(right[2 * i], right[2 * i + 1]);
+    to[i] = token_pair<Token>(left[2 * i], left[2 * i + 1]), to[2 + i] = token_pair<Token>(right[2 * i], right[2 * i + 1]);
   }
 }
 
@@ -261,7 +250,7 @@ __device__ __forceinline__ void step(float (&s)[K_DIM / 8 / SPLIT][4], char* til
     decay_in[n][0] = here.x, decay_in[n][1] = here.y, decay_out[n][0] = rest.x, decay_out[n][1] = rest.y;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const float v_i = number_of<Token>(v[2 * n + i / 2], i % 2);
+      const float v_i = token_of<Token>(v[2 * n + i / 2], i % 2);
       d[n][i] = fmaf(-decay_in[n][i % 2], x[n][i], v_i);
     }
   }
@@ -492,7 +481,7 @@ __device__ __forceinline__ void make(const Call& p, const char* tiles, char* bot
             of_M[i] = column <= row ? factor_t * decay_ts * qk[of][n][2 * h + i] : 0.f;
           }
           *reinterpret_cast<float2*>(A + row * L::A_ROW + 8 * n + 2 * t) = make_float2(of_T[0], of_T[1]);
-          *reinterpret_cast<uint32_t*>(M + row * L::SMALL_ROW + (8 * n + 2 * t) * 2) = rounded<Token>(of_M[0], of_M[1]);
+          *reinterpret_cast<uint32_t*>(M + row * L::SMALL_ROW + (8 * n + 2 * t) * 2) = token_pair<Token>(of_M[0], of_M[1]);
         }
       }
     }

@@ -27,14 +27,13 @@
 #pragma once
 
 #include <cuda_bf16.h>
-#include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
 #include <cstdint>
-#include <type_traits>
 
 #include "tensors.cuh"
 #include "dependent_launch.cuh"
+#include "gates.cuh"
 #include "mma_bf16.cuh"
 #include "token.h"
 
@@ -242,20 +241,8 @@ __device__ __forceinline__ uint32_t transposed(uint32_t x) {
   return y;
 }
 
-// Two floats as bf16, x in the lower half; and as tokens: a register of a fragment.
-__device__ __forceinline__ uint32_t pack_bf16(float x, float y) {
-  const __nv_bfloat162 pair = __floats2bfloat162_rn(x, y);
-  return *reinterpret_cast<const uint32_t*>(&pair);
-}
-__device__ __forceinline__ uint32_t pack(float x, float y) {
-  if constexpr (std::is_same_v<Token, __half>) return flashcore::pack(x, y);
-  else return pack_bf16(x, y);
-}
-// Number i, 0 or 1, of a register of two tokens.
-__device__ __forceinline__ float unpacked(uint32_t word, int i) {
-  if constexpr (std::is_same_v<Token, __half>) return __half2float(__ushort_as_half(static_cast<uint16_t>(word >> 16 * i)));
-  else return __uint_as_float(i ? word & 0xffff0000u : word << 16);
-}
+// Two floats as tokens: a register of a fragment.
+__device__ __forceinline__ uint32_t pack(float x, float y) { return token_pair<Token>(x, y); }
 
 // Two accumulators of eight columns each as a left operand of 16 columns.
 __device__ __forceinline__ void as_left(uint32_t (&a)[4], const float (&low)[4], const float (&high)[4]) {
@@ -268,7 +255,7 @@ __device__ __forceinline__ float add_squares(float sum, const uint4& words) {
   const uint32_t w[4] = {words.x, words.y, words.z, words.w};
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    const float low = unpacked(w[i], 0), high = unpacked(w[i], 1);
+    const float low = token_of<Token>(w[i], 0), high = token_of<Token>(w[i], 1);
     sum = fmaf(low, low, sum), sum = fmaf(high, high, sum);
   }
   return sum;
@@ -277,8 +264,9 @@ __device__ __forceinline__ float add_squares(float sum, const uint4& words) {
 // x = high + low, both bf16, up to an error of 2^-17 of x.
 struct Parts { uint32_t high, low; };
 __device__ __forceinline__ Parts parts(float x, float y) {
-  const uint32_t high = pack_bf16(x, y);
-  return {high, pack_bf16(x - __uint_as_float(high << 16), y - __uint_as_float(high & 0xffff0000u))};
+  using Part = __nv_bfloat16;
+  const uint32_t high = token_pair<Part>(x, y);
+  return {high, token_pair<Part>(x - token_of<Part>(high, 0), y - token_of<Part>(high, 1))};
 }
 
 __device__ __forceinline__ void left_parts(uint32_t (&high)[4], uint32_t (&low)[4], const float (&x)[2][4]) {

@@ -175,7 +175,7 @@ __device__ __forceinline__ void rest_of(float (&x)[2][4], const uint32_t (&v)[4]
 #pragma unroll
     for (int c = 0; c < 4; ++c) {
       const uint32_t word = v[2 * e + c / 2];
-      const float value = unpacked(word, c % 2);
+      const float value = token_of<Token>(word, c % 2);
       x[e][c] = beta[e][c % 2] * fmaf(-in[e][c % 2], x[e][c], value);
     }
 }

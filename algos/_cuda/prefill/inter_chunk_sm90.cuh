@@ -368,7 +368,7 @@ __device__ __forceinline__ void consume(float (&S)[16][4], const Prefill& p, con
     };
     const auto value = [&](int i, int c) {
       const uint32_t word = V[i / 2][i % 2 * 2 + c / 2];
-      return unpacked(word, c % 2);
+      return token_of<Token>(word, c % 2);
     };
 #pragma unroll
     for (int j = 0; j < 4 && !LEAN; ++j) load(j);

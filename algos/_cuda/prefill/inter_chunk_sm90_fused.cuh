@@ -334,7 +334,7 @@ __device__ __forceinline__ void exchange_state(float (&S)[16][4], const Prefill&
         }
       } else if (POOL && p.state_blocks() == 2) {
         const int at = j / 8 * HALF_STATE_BLOCK + in_matrix(row + half * 8, j % 8) + lane % 4 * 4;
-        *reinterpret_cast<uint32_t*>(tile + at) = pack_bf16(x, y);
+        *reinterpret_cast<uint32_t*>(tile + at) = token_pair<__nv_bfloat16>(x, y);
       } else {
         const int at = j / 4 * HALF_STATE_BLOCK + in_matrix(row + half * 8, j % 4 * 2 + lane % 4 / 2) + lane % 2 * 8;
         store_pair(tile + at, x, y);

@@ -103,7 +103,7 @@ __device__ __forceinline__ void consume_mma(float (&S)[16][4], const Prefill& p,
 #pragma unroll
         for (int c = 0; c < 4; ++c) {
           const uint32_t word = v[2 * e + c / 2];
-          const float value = unpacked(word, c % 2);
+          const float value = token_of<Token>(word, c % 2);
           float& r = x[2 * j + e][c];
           r = (c % 2 ? beta.y : beta.x) * fmaf(-(c % 2 ? in.y : in.x), r, value);
         }

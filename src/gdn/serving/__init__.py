@@ -39,7 +39,7 @@ library, GdnError if it does not build, or is not loaded when a CUDA graph is ca
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -95,20 +95,7 @@ _layer_decode = Exported(
     "gdn_layer/cpp-v1",
     halves="gdn_layer_bf16/cuda-v1",
 )
-_prefill = Exported(
-    "chunk_prefill", "gdn_prefill_packed/cuda-chunk-packed", "gdn_prefill_packed/cpp-v1"
-)
-_prefill_f16 = Exported(
-    "chunk_prefill",
-    "gdn_prefill_packed_f16/cuda-chunk-packed-f16",
-    _prefill.cpu,
-    rare=True,
-)
 _gates = Exported("gates", _decode.cuda, _decode.cpu)
-_checkpoints = Exported("chunk_prefill_checkpoints", _prefill.cuda, _prefill.cpu)
-_checkpoints_f16 = Exported(
-    _checkpoints.name, _prefill_f16.cuda, _prefill_f16.cpu, rare=True
-)
 
 # written in place; what a state is computed with, in the order of all libraries
 _GATES = {
@@ -204,16 +191,25 @@ _run_gates = Operator(
     },
     pool="log_g",
 )
-_Arguments = dict[str, TensorArgument | Number | Fixed]
-_KEPT: _Arguments = {
-    "checkpoints": TensorArgument((4,), POOLS, written=True),
-    "checkpoint_starts": TensorArgument((1,), WHOLE),
-    "checkpoints_every": Number("int"),
-}
 
 
-def _of_prefill(tokens: torch.dtype) -> _Arguments:
-    return {
+class _Prefill(NamedTuple):
+    """chunk_prefill for tokens of one dtype, and with checkpoints: functions of a library, and
+    their operators."""
+
+    function: Exported
+    checkpoints: Exported
+    run: Operator
+    run_checkpoints: Operator
+
+
+def _prefill_of(
+    tokens: torch.dtype, rung: str, suffix: str = "", *, rare: bool = False
+) -> _Prefill:
+    names = "chunk_prefill", "chunk_prefill_checkpoints"
+    cpu = "gdn_prefill_packed/cpp-v1"
+    function, checkpoints = (Exported(name, rung, cpu, rare=rare) for name in names)
+    arguments: dict[str, TensorArgument | Number | Fixed] = {
         **dict.fromkeys("qkv", TensorArgument((3,), (tokens,))),
         **dict.fromkeys("ab", TensorArgument((2,), (tokens, *F32))),
         **_GATES,
@@ -224,15 +220,29 @@ def _of_prefill(tokens: torch.dtype) -> _Arguments:
         "out": TensorArgument((3,), (tokens,), written=True),
         **_NUMBERS,
     }
+    run = Operator(function, arguments, name=names[0] + suffix)
+    arguments |= {
+        "checkpoints": TensorArgument((4,), POOLS, written=True),
+        "checkpoint_starts": TensorArgument((1,), WHOLE),
+        "checkpoints_every": Number("int"),
+    }
+    run_checkpoints = Operator(checkpoints, arguments, name=names[1] + suffix)
+    return _Prefill(function, checkpoints, run, run_checkpoints)
 
 
-_of_bf16, _of_f16 = map(_of_prefill, TOKENS)
-_run_prefill = Operator(_prefill, _of_bf16)
-_run_checkpoints = Operator(_checkpoints, _of_bf16 | _KEPT)
-_run_prefill_f16 = Operator(_prefill_f16, _of_f16, name="chunk_prefill_f16")
-_run_checkpoints_f16 = Operator(
-    _checkpoints_f16, _of_f16 | _KEPT, name="chunk_prefill_checkpoints_f16"
+_prefill_bf16 = _prefill_of(torch.bfloat16, "gdn_prefill_packed/cuda-chunk-packed")
+_prefill_f16 = _prefill_of(
+    torch.float16, "gdn_prefill_packed_f16/cuda-chunk-packed-f16", "_f16", rare=True
 )
+
+
+def prefill_library(tokens: torch.dtype) -> Exported:
+    """chunk_prefill in the library for tokens of this dtype."""
+    return _prefill_for(tokens).function
+
+
+def _prefill_for(tokens: torch.dtype) -> _Prefill:
+    return _prefill_f16 if tokens == torch.float16 else _prefill_bf16
 
 
 def packed_decode(
@@ -643,13 +653,11 @@ def chunk_prefill(
         first_slot,
         NORM_EPSILON if use_qk_l2norm_in_kernel else -1.0,
     )
-    half = q.dtype == torch.float16
+    prefill = _prefill_for(q.dtype)
     if keeps:
-        run = _run_checkpoints_f16 if half else _run_checkpoints
-        run(*arguments, *kept)
+        prefill.run_checkpoints(*arguments, *kept)
     else:
-        run = _run_prefill_f16 if half else _run_prefill
-        run(*arguments)
+        prefill.run(*arguments)
     return out, initial_state
 
 
@@ -725,13 +733,11 @@ def prepare(
     """Build or load the libraries of these functions of this module (default: packed_decode,
     mtp_verify, chunk_prefill and gates) for pools of this dtype, and tokens of that one, on "cuda"
     or "cpu": minutes the first time on a machine. Raises UsageError, MissingError or GdnError."""
-    half = tokens == torch.float16
+    prefill = _prefill_for(tokens)
     known: dict[Callable[..., Any], tuple[Exported, ...]] = {
         packed_decode: (_decode,),
         mtp_verify: (_verify,),
-        chunk_prefill: (_prefill_f16, _checkpoints_f16)
-        if half
-        else (_prefill, _checkpoints),
+        chunk_prefill: (prefill.function, prefill.checkpoints),
         gates: (_gates,),
         layer_post_conv: (_layer,),
         layer_decode: (_layer_decode,),

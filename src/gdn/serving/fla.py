@@ -19,9 +19,10 @@ from torch import Tensor
 
 from gdn_cli.errors import GdnError
 
-from . import _prefill, _prefill_f16
+from . import prefill_library
 from .batched import prefill
 from .client import Client, Hook
+from .operator import TOKENS
 
 __all__ = ["check", "fallbacks", "install", "uninstall"]
 
@@ -86,9 +87,9 @@ def refusal(
         return "an input requires grad, and there is no backward"
     if q.shape[-1] != 128 or v.shape[-1] != 128:
         return f"heads: expected K = V = 128, got K = {q.shape[-1]}, V = {v.shape[-1]}"
-    if {q.dtype, k.dtype, v.dtype} not in ({torch.bfloat16}, {torch.float16}):
-        of = f"{q.dtype}, {k.dtype}, {v.dtype}"
-        return f"q, k, v: expected bfloat16 or float16, got {of}"
+    if q.dtype not in TOKENS or {k.dtype, v.dtype} != {q.dtype}:
+        dtypes = f"{q.dtype}, {k.dtype}, {v.dtype}"
+        return f"q, k, v: expected bfloat16 or float16, got {dtypes}"
     raw = bool(named.get("use_gate_in_kernel"))
     if raw != bool(named.get("use_beta_sigmoid_in_kernel")):
         return "expected both gates or neither of them in the kernel"
@@ -103,8 +104,7 @@ def refusal(
         if named.get(name):
             return f"{name} is not for us"
     try:
-        library = _prefill_f16 if q.dtype == torch.float16 else _prefill
-        library[torch.float32, q.is_cuda]
+        prefill_library(q.dtype)[torch.float32, q.is_cuda]
     except GdnError as e:
         return str(e)
     return ""

@@ -41,6 +41,14 @@ class TensorArgument:
         role = "w" if self.written else "r"
         return role.upper() if self.optional else role
 
+    def check(self, name: str, x: Any) -> None:
+        """TypeError or ValueError for what is no such tensor."""
+        tensor_checks.tensor(name, x, *self.ranks)
+        tensor_checks.plain(name, x)
+        if self.dtypes and x.dtype not in self.dtypes:
+            expected = " or ".join(map(_name, self.dtypes))
+            raise TypeError(f"{name}: expected {expected}, got {_name(x.dtype)}")
+
 
 @dataclass(frozen=True)
 class Fixed:
@@ -85,18 +93,25 @@ class Operator:
         name: str | None = None,
     ) -> None:
         self.exported, self.pool = exported, pool
-        self.fixed = {
-            n: x.argument for n, x in arguments.items() if isinstance(x, Fixed)
-        }
-        self.takes = {n: x for n, x in arguments.items() if not isinstance(x, Fixed)}
+        self.fixed: dict[str, str | None] = {}
+        self.takes: dict[str, TensorArgument | Number] = {}
+        self._written: list[str] = []
+        self._places: list[int] = []  # of what it takes, among the library's arguments
         self._names = list(arguments)
-        self._written = [n for n, x in self.takes.items() if x.role in "wW"]
-        self._places = [self._names.index(name) for name in self.takes]
         self._pool = self._names.index(pool)
-        roles = [argument.role for argument in arguments.values()]
-        self._roles = "".join(roles).encode()
-        schema = _schema(self.takes)
+        roles = ""
+        for place, (argument, kind) in enumerate(arguments.items()):
+            roles += kind.role
+            if isinstance(kind, Fixed):
+                self.fixed[argument] = kind.argument
+                continue
+            self.takes[argument] = kind
+            self._places.append(place)
+            if kind.role in "wW":
+                self._written.append(argument)
+        self._roles = roles.encode()
         name = name or exported.name
+        schema = _schema(self.takes)
         self.operator = register(name, schema, self._real, self._fake, name)
 
     def __call__(self, *args: Any) -> None:
@@ -127,19 +142,28 @@ class Operator:
         pool = tensor_checks.tensor(self.pool, args[self.pool])
         # first of all: where there is none, the reason is more than a dtype
         function = self.exported[pool.dtype, pool.is_cuda]
-        fixed = {name: args.get(source or "") for name, source in self.fixed.items()}
-        given = tuple(map((args | fixed).__getitem__, self._names))
+        given = self._given(args)
         native = straight_call.module
         if native is None or not native.fits(self._roles, given):
             self._in_words(args)
         function(*given)
+
+    def _given(self, args: dict[str, Any]) -> tuple[Any, ...]:
+        """All of the library's arguments."""
+        values = dict(args)
+        for name, source in self.fixed.items():
+            values[name] = args[source] if source else None
+        return tuple(values[name] for name in self._names)
 
     def _in_words(self, args: dict[str, Any]) -> None:
         """Check what a library cannot see."""
         inputs = self._checked(args)
         for name, x in inputs.items():
             tensor_checks.stored(name, x)
-        outputs = {name: inputs.pop(name) for name in self._written if name in inputs}
+        outputs = {}
+        for name in self._written:
+            if name in inputs:
+                outputs[name] = inputs.pop(name)
         tensor_checks.outputs_apart(outputs, inputs)
 
     def _fake(self, *values: Any) -> None:
@@ -152,13 +176,11 @@ class Operator:
         tensors = {}
         for name, argument in self.takes.items():
             x = args[name]
-            if isinstance(argument, Number) or (x is None and argument.optional):
+            if isinstance(argument, Number):
                 continue
-            tensor_checks.tensor(name, x, *argument.ranks)
-            tensor_checks.plain(name, x)
-            if argument.dtypes and x.dtype not in argument.dtypes:
-                expected = " or ".join(map(_name, argument.dtypes))
-                raise TypeError(f"{name}: expected {expected}, got {_name(x.dtype)}")
+            if x is None and argument.optional:
+                continue
+            argument.check(name, x)
             if x.device != device:
                 place = f"{device}, where {self.pool} is"
                 raise ValueError(f"{name}: expected on {place}, got {x.device}")

@@ -259,10 +259,8 @@ _MODEL, _LAYER = "sglang.srt.models.qwen3_5", "Qwen3_5GatedDeltaNet.forward"
 _OPS = "sglang.kernels.ops.attention"
 _DECODE = "fused_recurrent_gated_delta_rule_packed_decode"
 _PREFILL = "chunk_gated_delta_rule"
-_VERIFY, _UPDATE = (
-    "fused_sigmoid_gating_recurrent",
-    "fused_sigmoid_gating_delta_rule_update",
-)
+_VERIFY = "fused_sigmoid_gating_recurrent"
+_UPDATE = "fused_sigmoid_gating_delta_rule_update"
 
 
 def _hook(

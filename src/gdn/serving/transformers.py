@@ -21,9 +21,10 @@ from torch import Tensor, nn
 
 from gdn_cli.errors import GdnError, MissingError, one_line
 
-from . import _decode, _prefill, _prefill_f16
+from . import _decode, prefill_library
 from .batched import HEAD, decode, prefill, refuse_heads, step, v_first
 from .client import Client, Hook, no_way_back
+from .operator import TOKENS
 
 __all__ = ["check", "fallbacks", "kernelize", "mapping"]
 
@@ -94,8 +95,7 @@ def _refuse(
     self: Any, hidden_states: Tensor, cache: Any, kwargs: dict[str, Any]
 ) -> None:
     refuse_heads(self)
-    half = hidden_states.dtype == torch.float16
-    if not half and hidden_states.dtype != torch.bfloat16:
+    if hidden_states.dtype not in TOKENS:
         expected = "expected bfloat16 or float16"
         raise GdnError(f"hidden_states: {expected}, got {hidden_states.dtype}")
     if kwargs.get("cu_seq_lens_q") is not None:
@@ -108,7 +108,7 @@ def _refuse(
         if any(x.requires_grad for x in (hidden_states, *self.parameters())):
             hint = "call the model under torch.no_grad()"
             raise GdnError("a gradient is wanted, and there is no backward", hint=hint)
-    for library in (_decode, _prefill_f16 if half else _prefill):
+    for library in (_decode, prefill_library(hidden_states.dtype)):
         library[torch.float32, hidden_states.is_cuda]
 
 

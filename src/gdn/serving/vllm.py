@@ -23,9 +23,14 @@ from gdn_cli.errors import GdnError
 from . import _decode as _decode_library
 from . import _layer as _layer_library
 from . import _layer_decode as _layer_decode_library
-from . import _prefill as _prefill_library
-from . import _prefill_f16 as _prefill_f16_library
-from . import chunk_prefill, layer_decode, layer_post_conv, mtp_verify, packed_decode
+from . import (
+    chunk_prefill,
+    layer_decode,
+    layer_post_conv,
+    mtp_verify,
+    packed_decode,
+    prefill_library,
+)
 from .batched import HEAD, refuse_heads, rows
 from .client import Client, Hook, no_way_back
 
@@ -460,8 +465,8 @@ def _load(self: Any) -> None:
         return
     kind = self.get_state_dtype()[1], self.A_log.is_cuda
     drafts = self.speculative_config is not None
-    half = self.get_state_dtype()[0] == torch.float16  # the convolution's: the tokens'
-    libraries = [_decode_library, _prefill_f16_library if half else _prefill_library]
+    tokens = self.get_state_dtype()[0]  # the convolution's state is of their dtype
+    libraries = [_decode_library, prefill_library(tokens)]
     if self.enable_fused_gdn_spec_decode:
         libraries += [_layer_decode_library, *([_layer_library] if drafts else [])]
     for library in libraries:

@@ -153,7 +153,7 @@ def engine(release, monkeypatch):
 def stub(monkeypatch):
     """The calls that the libraries get, for pools on a CPU."""
     got = []
-    for exported in (serving._decode, serving._verify, serving._prefill):
+    for exported in (serving._decode, serving._verify, serving._prefill_bf16.function):
         monkeypatch.setitem(
             exported, KIND, lambda *args, name=exported.name: got.append((name, args))
         )
@@ -514,7 +514,7 @@ def test_a_pool_that_is_refused_is_refused_before_the_convolution(
         if args[8].shape[0]:  # a call of no sequence asks
             raise ValueError("pool: no")
 
-    monkeypatch.setitem(serving._prefill, KIND, broken)
+    monkeypatch.setitem(serving._prefill_bf16.function, KIND, broken)
     with pytest.raises(RuntimeError, match="pool: no; the cache cannot be used"):
         made._forward_core(**batch.call())
     assert len(batch.convolved) == 1 and len(calls) == 1
@@ -543,7 +543,7 @@ def test_libraries_are_loaded_while_vllm_measures_its_memory(
     ours, calls = engine
     ours.install()
     loaded = []
-    libraries = serving._decode, serving._prefill, serving._layer_decode
+    libraries = serving._decode, serving._prefill_bf16.function, serving._layer_decode
     for exported in libraries:
         monkeypatch.setattr(
             type(exported),
@@ -892,6 +892,14 @@ class Projections(types.SimpleNamespace):
         return rows, None
 
 
+def sglang_s_batch(linear: object, monkeypatch) -> None:
+    """What get_attn_backend gives while SGLang runs a batch: `linear` is that of our layers."""
+    context = types.ModuleType("sglang.srt.model_executor.forward_context")
+    backend = types.SimpleNamespace(linear_attn_backend=linear)
+    context.get_attn_backend = lambda: backend
+    monkeypatch.setitem(sys.modules, context.__name__, context)
+
+
 def sglang_layer(H: int, HV: int, slots: list[int], device: str) -> tuple:
     """(the layer, what get_attn_backend gives, the convolution's input and parameters)."""
     B, C = len(slots), (2 * H + HV) * 128
@@ -929,12 +937,10 @@ def sglang_layer(H: int, HV: int, slots: list[int], device: str) -> tuple:
 
 @SGLANGS
 @steps.ON_BOTH
-def test_sglang_s_layer_is_one_call_for_decodes(release, engine, device):
+def test_sglang_s_layer_is_one_call_for_decodes(release, engine, device, monkeypatch):
     ours, calls = engine
-    module = types.ModuleType("sglang.srt.model_executor.forward_context")
-    sys.modules[module.__name__] = module
     layer, linear, tokens, tracked = sglang_layer(2, 4, [2, -1, 4], device)
-    module.get_attn_backend = lambda: types.SimpleNamespace(linear_attn_backend=linear)
+    sglang_s_batch(linear, monkeypatch)
     ours.install()
     batch = types.SimpleNamespace(
         forward_mode=types.SimpleNamespace(is_decode=lambda: True)
@@ -974,12 +980,7 @@ def sglang_prompts(lengths: list[int], slots: list[int], monkeypatch) -> tuple:
     q, k, v = (x[name][None] for name in "qkv")
     log_g = -torch.nn.functional.softplus(x["a"].float())
     metadata = types.SimpleNamespace(has_mamba_track_mask=False, track_ssm_h_src=None)
-    backend = types.SimpleNamespace(forward_metadata=metadata)
-    context = types.ModuleType("sglang.srt.model_executor.forward_context")
-    context.get_attn_backend = lambda: types.SimpleNamespace(
-        linear_attn_backend=backend
-    )
-    monkeypatch.setitem(sys.modules, context.__name__, context)
+    sglang_s_batch(types.SimpleNamespace(forward_metadata=metadata), monkeypatch)
     call = dict(
         q=q, k=k, v=v, g=log_g[None], beta=x["b"].float().sigmoid()[None],
         initial_state=steps.pool(6, 6, "cpu"), head_first=False, use_qk_l2norm_in_kernel=True,

@@ -161,12 +161,19 @@ def test_prefill_into_a_given_output(device):
 
 def test_prepare_loads_what_float16_needs(device):
     kind = torch.bfloat16, device == "cuda"
-    for exported in (serving._prefill_f16, serving._checkpoints_f16, serving._prefill):
+    for exported in (
+        serving._prefill_f16.function,
+        serving._prefill_f16.checkpoints,
+        serving._prefill_bf16.function,
+    ):
         exported.pop(kind, None)
     where = {"dtype": torch.bfloat16, "device": device}
     serving.prepare(serving.chunk_prefill, tokens=HALF, **where)
-    assert kind in serving._prefill_f16 and kind in serving._checkpoints_f16
-    assert kind not in serving._prefill
+    assert (
+        kind in serving._prefill_f16.function
+        and kind in serving._prefill_f16.checkpoints
+    )
+    assert kind not in serving._prefill_bf16.function
 
 
 def test_prefill_keeps_states_within_prompts(device):

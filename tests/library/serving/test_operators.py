@@ -76,7 +76,7 @@ CALLS = {
 EXPORTED = {
     "packed_decode": serving._decode,
     "mtp_verify": serving._verify,
-    "chunk_prefill": serving._prefill,
+    "chunk_prefill": serving._prefill_bf16.function,
 }
 everything = pytest.mark.parametrize("name", CALLS)
 everything_and_each_tensor = pytest.mark.parametrize(
@@ -501,10 +501,12 @@ def test_on_a_gpu_a_call_goes_past_the_dispatcher_also_in_a_capture(
     with monkeypatch.context() as patch:
         patch.setattr(straight_call, "module", None)
         out, pool = call(**through)
-    run = {"packed_decode": "_run_decode", "mtp_verify": "run_verify"}.get(
-        name, "_run_prefill"
-    )
-    monkeypatch.setattr(getattr(serving, run), "operator", never)
+    run = {
+        "packed_decode": serving._run_decode,
+        "mtp_verify": serving.run_verify,
+        "chunk_prefill": serving._prefill_bf16.run,
+    }[name]
+    monkeypatch.setattr(run, "operator", never)
     versions = x["initial_state"]._version, x["out"]._version
     call(**x)
     assert same(x["out"], out) and same(x["initial_state"], pool)

@@ -12,10 +12,15 @@ from serving_steps import D, error, same
 
 from gdn import serving
 
-HERE = any(algo.full_name == serving._prefill.cuda for algo in helpers.REGISTRY.algos)
+HERE = any(
+    algo.full_name == serving._prefill_bf16.function.cuda
+    for algo in helpers.REGISTRY.algos
+)
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(not HERE, reason=f"no {serving._prefill.cuda} yet"),
+    pytest.mark.skipif(
+        not HERE, reason=f"no {serving._prefill_bf16.function.cuda} yet"
+    ),
 ]
 
 # relative error of a state, that of configs/gdn_prefill.toml
